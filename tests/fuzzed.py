@@ -1,13 +1,11 @@
-"""Makes runs in which nodes mutate their replies; records the result and the server's cost."""
+"""Makes runs in which nodes mutate their replies; records whom the server blames."""
 
 import logging
 import tempfile
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -33,13 +31,13 @@ NODES, BAD = 5, 4
 EVERY = 2
 
 
-def words_of(case: str, replies: int, bad: int) -> list[str]:
-    """Return the overrides of a run in which `bad` nodes mutate about `replies` replies in all."""
+def words_of(case: str, replies: int) -> list[str]:
+    """Return the overrides of a run in which nodes mutate about `replies` replies in all."""
     found = case.split()
     strategy = composed(*found).strategy
     segments = "segments" in strategy
     # In a cut model (divided into segments on different nodes) one node at a time trains a segment.
-    many, bad = (4, 1) if segments else (bad + NODES - BAD, bad)
+    many, bad = (4, 1) if segments else (NODES, BAD)
     turns = EVERY * -(-replies // bad)
     if "num_malicious_nodes" in strategy:
         found += [f"strategy.num_malicious_nodes={BAD // EVERY}"]
@@ -64,86 +62,58 @@ def words_of(case: str, replies: int, bad: int) -> list[str]:
 
 @dataclass
 class Fuzzed:
-    """A ClientApp in which some nodes mutate replies; it records what replies cost the server.
+    """A ClientApp in which some nodes mutate replies: `BAD` nodes, from partition 1 on.
 
-    `bad` is the number of these nodes, from partition 1 on; in a cut model they are all nodes of
-    one segment. `measured` is "seconds" (CPU time), "bytes" (memory) or "" (nothing). If something
-    is measured, there is one bad node, and `costs` has an entry for each of its replies: whether
-    the reply was mutated, and the server's cost until the next reply of this node.
+    In a cut model they are all nodes of one segment.
     """
 
     seed: int
-    bad: int = BAD
-    measured: str = ""
     mutated: int = 0
     replies: Counter[int] = field(default_factory=Counter)  # number of replies by mutating node
     blamed: dict[int, str] = field(default_factory=dict)
     done: list[list[str]] = field(default_factory=list)
-    costs: list[tuple[bool, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.mutate = Mutator(self.seed)
-        self._left, self._spent, self._last = 0.0, 0.0, None
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Reply honestly, or with a mutated reply."""
-        self._enter()
         reply, mutated = honest(message, context), False
         if self._is_bad(message, context) and not reply.has_error():
             node = message.metadata.dst_node_id
             self.replies[node] += 1
             turn = self.replies[node] + int(context.node_config["partition-id"])
             mutated = turn % EVERY == 0
-            if self._last is not None:
-                self.costs.append((self._last, self._spent))
-            self._spent, self._last = 0.0, mutated
         if mutated:
             reply, done = self.mutate(reply)
             self.done.append(done)
             self.mutated += 1
         else:
             self.mutate.hear(reply)
-        self._leave()
         return reply
 
     def _is_bad(self, message: Message, context: Context) -> bool:
         config: Any = message.content.get("config", {})
         if "segment" in config:
             return bool(config["segment"] == self.seed % 2)
-        return 1 <= context.node_config["partition-id"] <= self.bad
-
-    def _enter(self) -> None:
-        if self.measured == "seconds" and self._left:
-            self._spent += process_time() - self._left
-        elif self.measured == "bytes":
-            self._spent = max(self._spent, tracemalloc.get_traced_memory()[1] - self._left)
-
-    def _leave(self) -> None:
-        if self.measured == "seconds":
-            self._left = process_time()
-        elif self.measured == "bytes":
-            tracemalloc.reset_peak()
-            self._left = tracemalloc.get_traced_memory()[0]
+        return 1 <= context.node_config["partition-id"] <= BAD
 
     def blame(self, node: int, reason: str) -> None:
         """Record that a node's reply was left out, and why."""
         self.blamed.setdefault(node, reason)
 
 
-def fuzz(case: str, replies: int, seed: int, measured: str = "") -> tuple[Fuzzed, str]:
-    """Run a case; return the app with its records, and the error that ended the run ("": none).
-
-    If seconds or bytes are measured, only one node mutates its replies, so each cost has one cause.
-    """
+def fuzz(case: str, replies: int, seed: int) -> tuple[Fuzzed, str]:
+    """Run a case; return the app with its records, and the error that ended the run ("": none)."""
     import pytest
 
-    app = Fuzzed(seed, 1 if measured else BAD, measured)
+    app = Fuzzed(seed)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         _listen(patch, app)
         _draw_updates(patch)
         logging.disable(logging.CRITICAL)  # otherwise thousands of replies log a line each
         try:
-            words = words_of(case, replies, app.bad)
+            words = words_of(case, replies)
             local_run(Path(folder), *words, client_app=app, network=Network())
         except Exception as error:
             return app, f"{type(error).__name__}: {error}"[:300]

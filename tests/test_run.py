@@ -1,6 +1,7 @@
 """The command as a user runs it: its output and its files."""
 
 import json
+import re
 
 import pytest
 from safetensors.torch import load_file
@@ -55,24 +56,36 @@ def test_a_run_leaves_its_result_history_and_weights(command):
     assert loss == pytest.approx(result["loss"])
 
 
-def test_the_default_run_learns_and_compresses(command):
-    """A run states its time over a link; a run on a network with this link takes this time."""
+def numbers(text, name):
+    """Return the numbers of a summary's line."""
+    (line,) = re.findall(rf"^{name} .*$", text, re.MULTILINE)
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", line)]
+
+
+def test_the_first_run_learns_and_sends_the_bytes_in_the_readme(command):
     code, printed, folder = command("engine.workers=1")
-    result = result_of(folder)
+    result, readme = result_of(folder), (ROOT / "README.md").read_text()
     assert code == 0
     assert result["accuracy"] >= 0.96
-    assert result["uplink_ratio"] >= 5
-    assert result["downlink_ratio"] >= 4
     assert "at 10 Mbit/s down, 2 Mbit/s up" in printed.out
-    there = result_of(command("engine.workers=1", "network.down_mbps=10", "network.up_mbps=2")[2])
-    assert there["virtual_seconds"] == pytest.approx(result["link_seconds"], rel=1e-9)
-    assert there["link_seconds_float32"] == result["link_seconds_float32"]
+    for name in ("sent up", "sent down", "on a link", "updates"):
+        # Another zstd version or CPU changes a few bytes of each update.
+        assert numbers(printed.out, name) == pytest.approx(numbers(readme, name), rel=5e-3), name
+
+
+def test_a_run_over_a_link_takes_the_time_that_another_run_states_for_it(command):
+    stated, there = (
+        result_of(command(*QUICK, *words)[2])
+        for words in ((), ("network.down_mbps=10", "network.up_mbps=2"))
+    )
+    assert there["virtual_seconds"] == pytest.approx(stated["link_seconds"], rel=1e-9)
+    assert there["link_seconds_float32"] == stated["link_seconds_float32"]
 
 
 @pytest.mark.few(6)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_learns(command, strategy):
-    cut = ["rounds=20", "downlink=full", "lr=0.01"]
+    cut = ["rounds=10", "downlink=full", "lr=0.01"]
     length = {
         "asynchronous": ["strategy.pushes=100", "downlink=full"],
         "synthetic_gradients": [*cut, "model=four_layers"],

@@ -85,12 +85,12 @@ def test_nodes_that_are_always_late_take_no_memory(speed, lates):
     classes = {"fast": DeviceClass(0.5, 1.0), "slow": DeviceClass(0.5, speed)}
     network = Network(waiting="fixed", waiting_seconds=1.0, classes=classes)
     federation = Federation(Trainer(steps=at_once), network, nodes=8, seed=2)
-    strategy = federation.push(2_000, timeout=3.0, record_every=2_000)
+    strategy = federation.push(800, timeout=3.0, record_every=800)
     slow = sum(federation.clock.speed(node) < 1 for node in range(1, 9))
     assert 0 < slow < 8
     end = federation.grid.virtual_seconds
-    assert strategy.traffic.failures > 100 * slow
-    assert len(federation.seen) <= 2_000 + 8 + slow * (1 + end * speed)
+    assert strategy.traffic.failures > 40 * slow
+    assert len(federation.seen) <= 800 + 8 + slow * (1 + end * speed)
     gc.collect()
     assert len(federation.answers) <= 8
     busy = 1 / speed / 3  # messages to a slow node while it works on one message

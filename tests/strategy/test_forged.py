@@ -70,7 +70,7 @@ def test_a_node_that_keeps_sending_invalid_labels_is_replaced(tmp_path, caplog, 
     assert "segment 0: node 5 takes over from 1" in caplog.text
 
 
-NAMES = ["copy", "gradients-0", "gradients-1", "gradients", "output", "labels", "x" * 10_000]
+NAMES = ["copy", "gradients-0", "gradients", "output", "x" * 10_000]
 
 
 @pytest.mark.few(1)
@@ -84,12 +84,12 @@ def test_a_payloads_declared_size_costs_no_memory(tmp_path, words, node):
     tracemalloc.start()
     try:
         result, _, _ = run(
-            tmp_path, *words, "rounds=20", "eval_every=20", app=in_turn(node, changes, "output")
+            tmp_path, *words, "rounds=14", "eval_every=14", app=in_turn(node, changes, "output")
         )
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert result["round"] == 20
+    assert result["round"] == 14
     assert result["failures"] == len(changes)
     assert peak < 60 << 20  # about 3 MiB for the segments, the rest for the data set
 

@@ -116,15 +116,13 @@ def test_a_server_that_resumes_sends_the_whole_model():
 @pytest.mark.parametrize(
     "overrides",
     [
-        "algorithm=fedavg_f2i downlink=int8",
         "algorithm=fedavg_f2i downlink=average",
         "algorithm=fedavg_f2i downlink=int8 strategy=fedadam",
         "algorithm=fedavg local=scaffold downlink=topk",
         "algorithm=fedavg_dgc",
         "algorithm=adacomp downlink=qsgd strategy.pushes=10",
-        "algorithm=fedavg_f2i downlink=qsgd",
         "algorithm=cesgd strategy.mask_received=true",
-        "algorithm=fedavg_f2i downlink=int8 model=vgg16_narrow model.size=8 batch_size=32",
+        "algorithm=fedavg_f2i downlink=int8 model=four_layers batch_size=32",
     ],
 )
 def test_an_app_s_run_is_the_same(overrides, tmp_path):

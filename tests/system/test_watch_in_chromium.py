@@ -43,7 +43,7 @@ def until(page, text, seconds=60):
 
 def test_a_real_run_is_watched(browser, tmp_path):
     folder = tmp_path / "<img src=x onerror=alert(1)>"
-    command = ["run.py", "algorithm=fedavg_f2i_both", "rounds=300", "engine.workers=1"]
+    command = ["run.py", "algorithm=fedavg_f2i_both", "rounds=100", "engine.workers=1"]
     complaints = []
     with watching(folder) as address:
         page = browser.new_page(service_workers="block")
@@ -65,8 +65,8 @@ def test_a_real_run_is_watched(browser, tmp_path):
             run.send_signal(signal.SIGSTOP)  # the page is made every ten seconds, the run is faster
             until(page, "running, round ")
             run.send_signal(signal.SIGCONT)
-            until(page, "finished, round 300 of 300")
-            assert run.wait(60) == 0
+            assert run.wait(300) == 0  # a slow machine's run takes longer than a page may
+            until(page, "finished, round 100 of 100")
         finally:
             run.kill()
             run.wait()
