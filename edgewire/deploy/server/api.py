@@ -227,8 +227,7 @@ class BundleApi:
         def pause() -> float:
             return OBJECTS_LOOK if self._arriving.waits(task.run_id) else SERVER_LOOKS
 
-        wait = min(float(request.headers.get(WAIT, USUAL_WAIT)), LONGEST_WAIT)
-        found = await self._bell.wait_for(("run", task.run_id), look, wait, pause)
+        found = await self._bell.wait_for(("run", task.run_id), look, _seconds(request), pause)
         if found is None:
             return _frames([("response", b"")])
         await run_in_threadpool(message_store.received, found, state)
@@ -315,6 +314,15 @@ def _read(kind: type[Kind], content: bytes) -> Kind:
     except DecodeError as error:
         raise HTTPException(400, f"this is no {kind.DESCRIPTOR.name}") from error
     return found
+
+
+def _seconds(request: Request) -> float:
+    """Return for how many seconds the server may hold a pull, from the request's header."""
+    try:
+        asked = float(request.headers.get(WAIT, USUAL_WAIT))
+    except ValueError as error:
+        raise HTTPException(400, f"{WAIT} is a number of seconds") from error
+    return min(max(asked, 0.0), LONGEST_WAIT) if asked == asked else 0.0
 
 
 @contextmanager
