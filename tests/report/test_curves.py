@@ -67,11 +67,6 @@ def test_the_axes_have_units(axes):
     assert legend.get_title().get_text() == "algorithm"
 
 
-def test_a_logarithmic_axis_begins_after_zero(axes):
-    drawn = axes("uplink_bytes", "accuracy", log_x=True)
-    assert [list(line.get_xdata()) for line in drawn.lines] == [[2], [3]]
-
-
 def test_smoothing_comes_before_the_band(axes):
     drawn = axes("round", "train_loss", smooth=3)
     assert list(drawn.lines[1].get_ydata()) == pytest.approx([5, (7 + 11) / 6, 2])

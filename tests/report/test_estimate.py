@@ -21,11 +21,14 @@ def test_an_interval_is_by_students_t(freedom, t):
     assert found.half == pytest.approx(4.3027 * 1 / 3**0.5, rel=1e-4)
 
 
-def test_one_value_has_no_interval_and_is_no_noise():
+def test_one_value_has_no_interval_and_noise_is_an_interval_that_holds_zero():
     found = estimate([0.0])
     assert (found.mean, found.std, found.half, found.count) == (0, None, None, 1)
-    assert not found.noise
     assert estimate([]) is None
+    assert not found.noise
+    assert estimate([0.0, 0.0]).noise
+    assert estimate([-1.0, 1.1, 0.3]).noise
+    assert not estimate([-1.0, -1.1, -0.9]).noise
 
 
 @given(VALUES, st.floats(-50, 50))
@@ -42,9 +45,3 @@ def test_only_common_seeds_are_compared():
     assert found.half == pytest.approx(12.706 * stdev([0, 1]) / 2**0.5, rel=1e-4)
     assert found.noise
     assert paired({0: 1.0}, {1: 1.0}) is None
-
-
-def test_noise_is_an_interval_that_holds_zero():
-    assert estimate([0.0, 0.0]).noise
-    assert estimate([-1.0, 1.1, 0.3]).noise
-    assert not estimate([-1.0, -1.1, -0.9]).noise

@@ -18,11 +18,8 @@ def job(top, name, rows=0, overrides="- seed=0\n", **result):
     folder = top / str(name)
     (folder / ".hydra").mkdir(parents=True, exist_ok=True)
     (folder / ".hydra" / "overrides.yaml").write_text(overrides)
-    with (folder / "history.jsonl").open("a") as file:
-        for number in range(rows):
-            row = {"round": number, "rounds": 8, "uplink_bytes": 1000 * number}
-            more = {"downlink_bytes": 0, "accuracy": 0.5, "loss": 2.0}
-            file.write(json.dumps({**row, **more}) + "\n")
+    told = [row(at, 8, accuracy=0.5, uplink_bytes=1000 * at) for at in range(rows)]
+    (folder / "history.jsonl").write_text(lines(told))
     if result:
         (folder / "result.json").write_text(json.dumps(result))
     return folder
@@ -102,8 +99,7 @@ def test_new_rows_move_a_job_on_and_give_its_time_left(tmp_path):
     folder = job(tmp_path, 0, 1)
     assert view.jobs()[0].left is None
     with (folder / "history.jsonl").open("a") as file:
-        row = {"round": 4, "rounds": 8, "uplink_bytes": 1, "downlink_bytes": 2, "loss": 1.25}
-        file.write(json.dumps({**row, "accuracy": None, "seconds": 3.0}) + "\n")
+        file.write(lines([row(4, 8, accuracy=None, seconds=3.0)]))
     (found,) = view.jobs()
     assert (found.row["round"], found.left, found.measured) == (4, 3.0, "50.00 %")
 

@@ -72,7 +72,7 @@ class LegendEntry(NamedTuple):
     box: bool = False
 
     @property
-    def line(self) -> dict[str, str]:
+    def line(self) -> dict[str, Any]:
         """The colour and the style of a line, as options of `Axes.plot`."""
         return {"color": LIGHT[self.colour], "linestyle": "--" if self.dashed else "-"}
 

@@ -9,13 +9,7 @@ from typing import NamedTuple
 from edgewire.report.estimate import Estimate, paired
 from edgewire.report.format import human_bytes, human_seconds
 from edgewire.report.html.node_table import SLOW, NodeRecord, notable
-from edgewire.report.html.run_data import (
-    WAYS,
-    ReportGroup,
-    ReportRuns,
-    reference_of,
-    unlike,
-)
+from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns, reference_of, unlike
 from edgewire.report.runs import by_seed, whole_bytes
 from edgewire.report.table import plain, sent
 

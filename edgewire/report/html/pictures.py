@@ -28,7 +28,7 @@ from edgewire.report.html.picture_axes import (
 )
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns
 from edgewire.report.link_time import seconds_over, speeds
-from edgewire.report.runs import by_seed, number
+from edgewire.report.runs import Measure, by_seed, number
 
 DIFFERENT = 20  # ends of curves that differ by this factor need a logarithmic axis
 LABEL = 48  # characters of a label above a row
@@ -81,9 +81,14 @@ DENSITY = Axis("entries sent (%)", density)
 STALENESS = Axis("mean staleness (server steps)", column("staleness"))
 
 
+def counter(key: str) -> Measure:
+    """Return the function that reads a number of a result, which may hold anything."""
+    return lambda result: number(result.get(key))
+
+
 def _differ(report: ReportRuns, key: str) -> bool:
     """Return whether a counter at the ends of the runs differs so much that its axis is log."""
-    found = [group.mean(lambda result: number(result.get(key))) for group in report.coloured]
+    found = [group.mean(counter(key)) for group in report.coloured]
     ends = [end for end in found if end is not None and end > 0]
     return bool(ends) and max(ends) > DIFFERENT * min(ends)
 
@@ -178,7 +183,7 @@ def parts_of(group: ReportGroup, way: str) -> dict[str, float]:
     `way`: "uplink" or "downlink".
     """
     payload, values, indices, record, other = (
-        group.mean(lambda result, key=key: number(result.get(f"{way}_{key}"))) or 0.0
+        group.mean(counter(f"{way}_{key}")) or 0.0
         for key in ("bytes", "value_bytes", "index_bytes", "header_bytes", "other_bytes")
     )
     rest = payload - values - indices

@@ -207,7 +207,7 @@ def test_a_run_without_news_is_marked(page, folder):
     write_run(folder, 9)
     old = (time.time() - 100,) * 2
     os.utime(folder / "history.jsonl", old)
-    assert page()[0][0].endswith("nothing was written for 1 min 40 s")
+    assert "nothing was written for 1 min" in page()[0][0]
     write_nodes(folder, [node(0), node(1)])  # news of another kind
     assert "nothing was written" not in page()[0][0]
 
