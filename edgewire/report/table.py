@@ -19,7 +19,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from rich.table import Table as RichTable
 
 from edgewire.report.format import NOTHING, human_bytes, human_seconds, markdown_table
 from edgewire.report.metric import MainMetric
@@ -36,9 +38,6 @@ from edgewire.report.runs import (
     varying,
     whole_bytes,
 )
-
-if TYPE_CHECKING:  # rich takes a while to import, and only the table after a sweep needs it
-    from rich.table import Table as RichTable
 
 Each = TypeVar("Each")
 WIDTH = 100  # characters of a terminal's line
@@ -241,8 +240,6 @@ class Table:
 
     def rich(self) -> RichTable:
         """Return the table for a terminal: long texts take several lines, and so do heads."""
-        from rich.table import Table as RichTable
-
         table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for column in self.columns:
             if column.numeric:

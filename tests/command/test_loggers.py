@@ -61,7 +61,7 @@ def test_a_run_is_in_tensorboard_mlflow_and_a_table(command, store):
     assert shown["result/best_accuracy"] == [(3, best)]
     assert metric("result/best_accuracy") == [(3, best)]
     assert run.info.status == "FINISHED"
-    assert run.info.run_name == folder.name
+    assert run.info.run_name == f"{folder.parent.name}_{folder.name}"
     assert run.data.tags["ended"] == "finished"
     assert run.data.params["nodes"] == "10"
     assert run.data.params["compression.quantizer"] == "int8"
@@ -103,9 +103,10 @@ def test_a_resumed_run_takes_other_loggers(cli, broken, tmp_path):
 def test_the_jobs_of_a_sweep_are_named_after_it(command):
     code, _, folder = command("-m", *QUICK, "logger=csv", "seed=0,1")
     assert code == 0
+    name = f"{folder.parent.name}_{folder.name}"
     for job in "01":
         state = json.loads((folder / job / ".loggers" / "csv.json").read_text())
-        assert (state["name"], state["group"]) == (f"{folder.name}_{job}", folder.name)
+        assert (state["name"], state["group"]) == (f"{name}_{job}", name)
 
 
 def test_a_missing_package_is_one_line_that_names_the_extra(command, monkeypatch):

@@ -23,9 +23,9 @@ class LoggerError(Exception):
 class LoggedRun:
     """The run that a logger logs.
 
-    `folder`: the run's folder; `name`: a short name, made of the folder's; `group`: the name of the
-    sweep that the run belongs to, or None; `metric`: the name of the run's main metric; `config`:
-    the resolved configuration; `resumed`: whether the run continues an earlier one in this folder;
+    `folder`: the run's folder; `name`: the last two parts of its path; `group`: those of the sweep
+    that the run belongs to, or None; `metric`: the name of the run's main metric; `config`: the
+    resolved configuration; `resumed`: whether the run continues an earlier one in this folder;
     `saved`: what `Logger.begin` returned in that earlier run, else empty; `began`: the Unix time of
     the run's start; the rows count their `seconds` from it.
     """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +33,6 @@ STATE = ".loggers"  # the folder in a run's folder that says how far each logger
 OFTEN = 1.0  # seconds between two looks at the history
 LAST = 60.0  # seconds that the end of a run waits for its loggers
 KEY = "logger"
-DATE = re.compile(r"\d{4}-\d\d-\d\d")
 log = getLogger("edgewire")
 
 
@@ -87,20 +85,15 @@ def logged(
     `folder`: the run's folder; `config`: its configuration as JSON; `metric`: its main metric;
     `resumed`: whether the run continues an earlier one in this folder.
     """
-    hydra = HydraConfig.get()
-    sweep = Path(hydra.sweep.dir).absolute() if hydra.mode is RunMode.MULTIRUN else None
-    group = _named(sweep) if sweep else None
-    name = f"{group}_{folder.name}" if group else _named(folder)
+    hydra, group, parts = HydraConfig.get(), None, folder.parts[-2:]  # such as DATE, TIME
+    if hydra.mode is RunMode.MULTIRUN:
+        group = "_".join(Path(hydra.sweep.dir).absolute().parts[-2:])
+        parts = (group, folder.name)
+    name = "_".join(parts)
     run = LoggedRun(
         folder, name, group, metric, json.loads(config), resumed, saved={}, began=time.time()
     )
     return logging_run(loggers, run)
-
-
-def _named(folder: Path) -> str:
-    """Return a folder's name; DATE_TIME for Hydra's folders, which are DATE/TIME."""
-    date = folder.parent.name
-    return f"{date}_{folder.name}" if DATE.fullmatch(date) else folder.name
 
 
 @contextmanager

@@ -33,19 +33,14 @@ class MLflow(Logger):
 
     `tracking_uri`: MLflow's store, such as `http://HOST:5000` or `sqlite:///mlflow.db`; null: the
     environment's `MLFLOW_TRACKING_URI`, else MLflow's default, a file in the working directory.
-    `experiment`: the name of MLflow's experiment. `run_name`: null: the name of the run's folder.
+    `experiment`: the name of MLflow's experiment.
     """
 
     requires = ("mlflow", "sqlalchemy", "alembic")
     extra = "mlflow"
 
-    def __init__(
-        self,
-        tracking_uri: str | None = None,
-        experiment: str = "edgewire",
-        run_name: str | None = None,
-    ) -> None:
-        self._uri, self._experiment, self._run_name = tracking_uri, experiment, run_name
+    def __init__(self, tracking_uri: str | None = None, experiment: str = "edgewire") -> None:
+        self._uri, self._experiment = tracking_uri, experiment
 
     def begin(self, run: LoggedRun) -> Mapping[str, Any]:
         """Create a run in MLflow; continue the earlier one if resumed."""
@@ -76,10 +71,8 @@ class MLflow(Logger):
         tags = {"folder": str(self._run.folder)}
         if self._run.group:
             tags["sweep"] = self._run.group
-        name = self._run_name or self._run.name
-        made = client.create_run(
-            experiment, start_time=round(1000 * self._run.began), tags=tags, run_name=name
-        )
+        began = round(1000 * self._run.began)
+        made = client.create_run(experiment, began, tags, run_name=self._run.name)
         self._log_parameters(made.info.run_id)
         return str(made.info.run_id)
 

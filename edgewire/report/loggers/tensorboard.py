@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from edgewire.report.format import markdown_table
@@ -12,24 +11,19 @@ from edgewire.report.runs import Row
 
 
 class TensorBoard(Logger):
-    """Writes scalars, and the parameters as text: `tensorboard --logdir outputs` shows all runs.
+    """Writes scalars, and parameters as text, into the folder `tensorboard` in the run's folder.
 
-    `folder`: the event files of each run are written in a folder in this one, which has the run's
-    name; null: they are written in the folder `tensorboard` in the run's own folder.
+    `tensorboard --logdir outputs` shows all runs.
     """
 
     requires = ("tensorboard",)
     extra = "tensorboard"
 
-    def __init__(self, folder: str | None = None) -> None:
-        self._given = folder
-
     def begin(self, run: LoggedRun) -> Mapping[str, Any]:
         """Open an event file, and write the parameters. A resumed run adds another file."""
         from torch.utils.tensorboard import SummaryWriter
 
-        place = Path(self._given).expanduser() / run.name if self._given else None
-        place = Path(run.saved.get("place") or place or run.folder / "tensorboard").absolute()
+        place = run.folder / "tensorboard"
         if not run.resumed:  # files of an earlier run in this folder
             for file in place.glob("events.out.tfevents.*"):
                 file.unlink()
@@ -39,7 +33,7 @@ class TensorBoard(Logger):
             rows = [(key, str(value)) for key, value in run.parameters().items()]
             self._writer.add_text("parameters", markdown_table(("option", "value"), rows))
         self._writer.flush()
-        return {"place": str(place)}
+        return {}
 
     def log(self, rows: Sequence[Row]) -> None:
         """Write all numbers of each row."""
