@@ -105,8 +105,6 @@ class MLflow(Logger):
         try:
             self._client.log_batch(self._id, metrics=metrics[:METRICS])
             self._client.set_tag(self._id, "ended", ended)
-            if result.get("stopped"):
-                self._client.set_tag(self._id, "stopped", str(result["stopped"])[:LONGEST])
         finally:  # else MLflow would show it as running for ever
             self._client.set_terminated(self._id, STATUS[ended], end_time=now)
 

@@ -27,7 +27,7 @@ class TensorBoard(Logger):
         if not run.resumed:  # files of an earlier run in this folder
             for file in place.glob("events.out.tfevents.*"):
                 file.unlink()
-        self._run, self._last = run, run.began
+        self._run = run
         self._writer = SummaryWriter(str(place), flush_secs=3600)  # `log` flushes
         if not run.resumed:
             rows = [(key, str(value)) for key, value in run.parameters().items()]
@@ -38,16 +38,15 @@ class TensorBoard(Logger):
     def log(self, rows: Sequence[Row]) -> None:
         """Write all numbers of each row."""
         for row in rows:
-            self._last = self._run.time_of(row)
-            self._add(grouped(row), row["round"])
+            self._add(grouped(row), row["round"], self._run.time_of(row))
         self._writer.flush()
 
     def finish(self, ended: Ended, result: Row) -> None:
         """Write the result's numbers and how the run ended, and close the event file."""
-        self._add(final(result), result.get("round"))
+        self._add(final(result), result.get("round", 0))
         self._writer.add_text("ended", ended)
         self._writer.close()
 
-    def _add(self, values: Mapping[str, float], step: int | None) -> None:
+    def _add(self, values: Mapping[str, float], step: int, when: float | None = None) -> None:
         for tag, value in values.items():
-            self._writer.add_scalar(tag, value, step, self._last)
+            self._writer.add_scalar(tag, value, step, when)
