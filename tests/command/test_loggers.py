@@ -89,16 +89,6 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_each_tool(cli, store, broken, 
     assert [step for step, _ in shown["bytes/uplink_bytes"]] == steps
 
 
-def test_a_resumed_run_takes_other_loggers(cli, broken, tmp_path):
-    folder = tmp_path / "stopped"
-    assert cli(*SMALL, "logger=csv", f"hydra.run.dir={folder}")[0] == 1
-    broken.undo()
-    code, printed = cli(f"resume={folder}", "logger=[csv,tensorboard]")
-    assert (code, printed.err) == (0, "")
-    assert len(scalars(folder / "tensorboard")["bytes/uplink_bytes"]) == 6
-    assert len((folder / "history.csv").read_text().splitlines()) == 7
-
-
 def test_the_jobs_of_a_sweep_are_named_after_it(command):
     code, _, folder = command("-m", *QUICK, "logger=csv", "seed=0,1")
     assert code == 0

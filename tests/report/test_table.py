@@ -249,9 +249,3 @@ def test_a_sweeps_ratios_and_bytes_include_all_of_a_message():
     assert shown("ratio up", *runs) == "2.22"  # 500 B / 225 B
     assert shown("payload an update", *runs) == "2 B"
     assert shown("ratio up", made(uplink_bytes=0)) == "-"
-
-
-def test_an_accuracy_that_not_every_seed_reaches():
-    runs = [made(), made([0.1, 0.2], seed=1), made([0.1, 0.2, 0.3, 0.7, 0.9], seed=2)]
-    assert shown("payloads until then", *runs, reach=90) == "-"
-    assert shown("payloads until then", runs[0], runs[2], reach=90) == "30 MB"
