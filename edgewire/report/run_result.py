@@ -292,7 +292,8 @@ def _on_a_link(result: dict[str, Any]) -> str:
     """Return the text that tells how long the run's messages take over a link; "" if unknown."""
     if result.get("link_seconds") is None:
         return ""
-    down, up = (_mbps(result[f"link_{way}_mbps"]) for way in ("down", "up"))
+    rates = (result[f"link_{way}_mbps"] for way in ("down", "up"))
+    down, up = ("no limit" if rate is None else f"{rate:g} Mbit/s" for rate in rates)
     return (
         f"{human_seconds(result['link_seconds'])} at {down} down, {up} up; "
         f"{human_seconds(result['link_seconds_float32'])} without compression"
@@ -305,7 +306,3 @@ def _took(result: dict[str, Any]) -> str:
     if result["virtual_seconds"] is None or result.get("link_seconds") is not None:
         return text
     return f"{text}; {human_seconds(result['virtual_seconds'])} on the virtual network"
-
-
-def _mbps(rate: float | None) -> str:
-    return "no limit" if rate is None else f"{rate:g} Mbit/s"

@@ -100,7 +100,7 @@ class Run:
 
         Tables include such a run like any other. Without it they would show only successful runs.
         """
-        stopped = str(self.result.get("stopped") or "")  # of a damaged result: no text
+        stopped = self.result.get("stopped") or ""
         return bool(self.result.get("diverged")) or stopped.startswith(GAVE_UP)
 
     @property

@@ -30,7 +30,6 @@ from edgewire.report.runs import (
     Group,
     Measure,
     Row,
-    Run,
     find_runs,
     first_at,
     group_runs,
@@ -384,22 +383,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(as_json(keys, rows, unfinished))
         return 0
     print(runs_table(rows, keys, asked.wide).markdown())
-    for line in _remarks(rows, runs, unfinished):
-        print(f"\n{line}")
-    return 0
-
-
-def _remarks(
-    rows: Sequence[TableRow], runs: Sequence[Run], unfinished: Sequence[Path]
-) -> list[str]:
-    """Return what the table does not show."""
-    lines = []
     if repeated := len(runs) - sum(len(row.runs) for row in rows):
-        lines.append(f"{repeated} repeated with the same seed: the last counts")
+        print(f"\n{repeated} repeated with the same seed: the last counts")
     for name, folders in (("diverged", diverged(rows)), ("unfinished or damaged", unfinished)):
         if folders:
-            lines.append(f"{name}: " + ", ".join(str(path) for path in folders))
-    return lines
+            print(f"\n{name}: {', '.join(map(str, folders))}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from edgewire.conf.own_packages import qualified, source_files
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.report.format import one_line
 from edgewire.report.loggers import Ended, LoggedRun, Logger, LoggerError
-from edgewire.report.reader import GrowingFile, file_name, read_json, readable
+from edgewire.report.reader import GrowingFile, file_name, read_json, readable, row_in
 from edgewire.report.runs import HISTORY, Row, read_result
 
 STATE = ".loggers"  # the folder in a run's folder that says how far each logger has come
@@ -89,10 +89,8 @@ def logged(
     if hydra.mode is RunMode.MULTIRUN:
         group = "_".join(Path(hydra.sweep.dir).absolute().parts[-2:])
         parts = (group, folder.name)
-    name = "_".join(parts)
-    run = LoggedRun(
-        folder, name, group, metric, json.loads(config), resumed, saved={}, began=time.time()
-    )
+    values, name = json.loads(config), "_".join(parts)
+    run = LoggedRun(folder, name, group, metric, values, resumed, saved={}, began=time.time())
     return logging_run(loggers, run)
 
 
@@ -161,7 +159,7 @@ class _Follower(threading.Thread):
             over = self._over.wait(OFTEN)
             rows = []
             with suppress(OSError, ValueError):  # the file cannot be read now: the next look may
-                rows = self._tail.rows()
+                rows = [row for line in self._tail.lines() if (row := row_in(line))]
             # those that have failed come last: they may wait for a server that does not answer
             for each in sorted(self._loggers, key=lambda each: each.failed):
                 each.log(rows)
@@ -197,10 +195,10 @@ class _Begun:
 
     def log(self, rows: Sequence[Row]) -> None:
         """Log new rows, after those that it could not log earlier."""
-        for row in rows:
-            if row["round"] > (self._rows[-1] if self._rows else self._state)["round"]:
-                self._rows.append(row)
         try:
+            for row in rows:
+                if row["round"] > (self._rows[-1] if self._rows else self._state)["round"]:
+                    self._rows.append(row)
             if self._rows:
                 self._logger.log(self._rows)
                 self._state["round"] = self._rows[-1]["round"]

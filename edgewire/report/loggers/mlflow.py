@@ -62,6 +62,8 @@ class MLflow(Logger):
         return {"tracking_uri": uri, "run_id": self._id}
 
     def _open(self, client: Any) -> str:
+        from mlflow.entities import Param
+
         self._client = client
         if known := self._run.saved.get("run_id"):
             client.update_run(known, status="RUNNING")
@@ -73,15 +75,10 @@ class MLflow(Logger):
             tags["sweep"] = self._run.group
         began = round(1000 * self._run.began)
         made = client.create_run(experiment, began, tags, run_name=self._run.name)
-        self._log_parameters(made.info.run_id)
-        return str(made.info.run_id)
-
-    def _log_parameters(self, run_id: str) -> None:
-        from mlflow.entities import Param
-
         params = (Param(key_of(k), str(v)[:LONGEST]) for k, v in self._run.parameters().items())
         for some in _batches(params, PARAMS):
-            self._client.log_batch(run_id, params=some)
+            client.log_batch(made.info.run_id, params=some)
+        return str(made.info.run_id)
 
     def log(self, rows: Sequence[Row]) -> None:
         """Log a metric for each number, with the round as its step."""
