@@ -17,7 +17,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from docs.text import sentence, summary, told, word
+from docs.text import sentence, summary, told, word, wrap
 from edgewire.compression.registry import STAGES, get, names, option_fields
 from edgewire.compression.screening import Screening
 from edgewire.conf.load import HERE
@@ -29,7 +29,6 @@ from edgewire.conf.schema import (
     DownlinkConfig,
     ModelConfig,
 )
-from edgewire.report.format import wrap
 
 PAGE = Path(__file__).with_name("configuration.md")
 COMMAND = "python -m docs.configuration"

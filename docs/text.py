@@ -1,17 +1,26 @@
-"""Turns comments and docstrings of code into Markdown."""
+"""Turns comments and docstrings of code into Markdown, and wraps lines."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from typing import Any
-
-from edgewire.report.format import wrap
 
 KEY = (  # a.b, a.b=, a=, a=b, a_b, a/b; not Mbit/s
     r"(?<![`\w./])((?:[a-z_]+\.)*[a-z_]+=(?:[\w.]*\w)?|[a-z_]+(?:\.[a-z_]+)+|[a-z]+_[a-z_]+"
     r"|(?![kM]bit/s)[\w.]+(?:/[\w*-]+)+)(?![\w`(])"
 )
+
+
+def wrap(text: str, first: str = "", rest: str = "") -> list[str]:
+    """Return text in lines of at most 100 characters; no line begins like an item of a list."""
+    held = re.sub(r" (?=([-+*#>=|]|\d+[.)])( |$))", "\0", " ".join(text.split()))
+    lines = textwrap.wrap(
+        held, 100, initial_indent=first, subsequent_indent=rest,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return [line.replace("\0", " ") for line in lines]
 
 
 def sentence(text: str) -> str:

@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--port needs --watch")
     out = asked.out or asked.folders[0] / FOLDER
     report = write_report(asked.folders, out, asked.title)
+    _print_table([run.folder for group in report.groups for run in group.runs if run.folder])
     bad = [record for record in report.records if not record.fine]
     if bad:
         print(f"{len(bad)} of {len(report.records)} runs did not finish, diverged or were repeated")
@@ -63,6 +64,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"report: {page}")
     print(f"open it: python -m webbrowser {page.as_uri()}")
     return 0
+
+
+def _print_table(folders: Sequence[Path]) -> None:
+    from rich.console import Console
+
+    from edgewire.report.table import WIDTH, sweep_table
+
+    console = Console(width=WIDTH, highlight=False)
+    if console.is_terminal and (table := sweep_table(folders)) is not None:
+        console.print("", table, "", sep="\n")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
-import textwrap
 from collections.abc import Iterable, Sequence
 
 NOTHING = "-"  # stands for a missing value
@@ -57,16 +55,6 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers:
     # an unescaped bar inside a value would end its cell
     cells = ([cell.replace("|", r"\|") for cell in line] for line in (heads, aligned, *rows))
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
-
-
-def wrap(text: str, first: str = "", rest: str = "") -> list[str]:
-    """Return text in lines of at most 100 characters; no line begins like an item of a list."""
-    held = re.sub(r" (?=([-+*#>=|]|\d+[.)])( |$))", "\0", " ".join(text.split()))
-    lines = textwrap.wrap(
-        held, 100, initial_indent=first, subsequent_indent=rest,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
-    return [line.replace("\0", " ") for line in lines]
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:

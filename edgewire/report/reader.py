@@ -256,20 +256,6 @@ class GrowingFile:
                 self._mark = (self._mark + line)[-MARK:] if line.endswith(b"\n") else b""
                 yield line
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the new lines of a history, parsed; a line that cannot be read ends the list.
-
-        Such a line is a part of a row: the file was truncated and has grown again since the
-        previous call. The next call then begins again.
-        """
-        found = []
-        for line in self.lines():
-            if not isinstance((row := row_in(line)).get("round"), int):
-                self.begin_again()
-                break
-            found.append(row)
-        return found
-
 
 # Commands
 

@@ -161,16 +161,14 @@ class RunResult:
         with _reading(self.folder):
             rows = summary_rows(self.values, self.folder)
         width = max(map(len, rows)) + 2
-        lines = (f"{name:{width}}{text}" for name, text in rows.items())
-        indented = "\n" + " " * width
-        return "\n".join(line.replace("\n", indented) for line in lines)
+        return "\n".join(f"{name:{width}}{text}" for name, text in rows.items())
 
     def as_run(self) -> Run:
         """Return the run as the programs of `report` read it."""
         return run_of(self.folder, self.values)
 
 
-class SweepResult(Sequence[RunResult]):
+class SweepResult(list[RunResult]):
     """The runs of a sweep, in the order of their jobs.
 
     `folder`: the sweep's folder. `jobs`: the folders of its jobs; None: all in the folder.
@@ -181,17 +179,11 @@ class SweepResult(Sequence[RunResult]):
     def __init__(self, folder: Path | str, jobs: Sequence[Path] | None = None) -> None:
         self.folder = Path(folder)
         tops = [self.folder] if jobs is None else jobs
-        self._runs = [RunResult(run.folder) for run in find_runs(tops)[0] if run.folder]
+        super().__init__(RunResult(run.folder) for run in find_runs(tops)[0] if run.folder)
         found = sorted((each for top in tops for each in folders(top)), key=itemgetter(0))
         unknown = f"failed; {FAILED} does not say why"
         self.failed = {f: failed_line(f) or unknown for f, names in found if FAILED in names}
         self.not_begun = [folder for folder, names in found if NOT_BEGUN in names]
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._runs[index]
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -199,7 +191,7 @@ class SweepResult(Sequence[RunResult]):
         import pandas as pd
 
         rows = []
-        for run in self._runs:
+        for run in self:
             traffic = run.traffic._asdict()
             sizes = {f"{way}_bytes": traffic[way] for way in ("uplink", "downlink")}
             times = {name: run.values.get(name) for name in ("virtual_seconds", "seconds")}
@@ -209,10 +201,10 @@ class SweepResult(Sequence[RunResult]):
 
     def plot(self, y: str | None = None, x: str = "round", *, log_x: bool = False) -> Figure:
         """Draw a curve for the runs that differ in the seed only, as `RunResult.plot`."""
-        return plot(self._runs, y, x, log_x=log_x)
+        return plot(self, y, x, log_x=log_x)
 
     def __repr__(self) -> str:
-        lines = [str(self.table) if self._runs else "no run has finished"]
+        lines = [str(self.table) if self else "no run has finished"]
         lines += [f"{folder}: {line}" for folder, line in self.failed.items()]
         lines += [f"{folder}: not begun" for folder in self.not_begun]
         return "\n".join(lines)
@@ -300,15 +292,12 @@ def _on_a_link(result: dict[str, Any]) -> str:
     """Return the text that tells how long the run's messages take over a link; "" if unknown."""
     if result.get("link_seconds") is None:
         return ""
-    down, up = (_mbps(result[f"link_{way}_mbps"]) for way in ("down", "up"))
-    text = (
+    rates = (result[f"link_{way}_mbps"] for way in ("down", "up"))
+    down, up = ("no limit" if rate is None else f"{rate:g} Mbit/s" for rate in rates)
+    return (
         f"{human_seconds(result['link_seconds'])} at {down} down, {up} up; "
         f"{human_seconds(result['link_seconds_float32'])} without compression"
     )
-    own = result["virtual_seconds"]
-    if own and own < 0.999 * result["link_seconds"]:  # the run's network has no bandwidth limit
-        text += f"\n({human_seconds(own)} of each are the devices' own work)"
-    return text
 
 
 def _took(result: dict[str, Any]) -> str:
@@ -317,7 +306,3 @@ def _took(result: dict[str, Any]) -> str:
     if result["virtual_seconds"] is None or result.get("link_seconds") is not None:
         return text
     return f"{text}; {human_seconds(result['virtual_seconds'])} on the virtual network"
-
-
-def _mbps(rate: float | None) -> str:
-    return "no limit" if rate is None else f"{rate:g} Mbit/s"

@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from edgewire.report.estimate import Estimate, estimate
@@ -101,7 +100,7 @@ class Run:
 
         Tables include such a run like any other. Without it they would show only successful runs.
         """
-        stopped = str(self.result.get("stopped") or "")  # of a damaged result: no text
+        stopped = self.result.get("stopped") or ""
         return bool(self.result.get("diverged")) or stopped.startswith(GAVE_UP)
 
     @property
@@ -173,31 +172,6 @@ class Group:
 def main_metric(runs: Iterable[Run]) -> MainMetric:
     """Return the main metric of the first run; the accuracy if there is no run."""
     return next((run.metric for run in runs), ACCURACY)
-
-
-def smoothed(run: Run, count: int) -> Run:
-    """Return a run with the mean of the last `count` evaluations for each of its main metric.
-
-    In asynchronous training at a constant learning rate a single evaluation is inexact: the next
-    evaluation differs by up to one percentage point. The history has only rows with an accuracy,
-    from that of evaluation number `count` on. A run with fewer evaluations has one row, its last.
-
-    Raises `ResultsError` for a stored run whose evaluations are not all stored.
-    """
-    if count == 1:
-        return run
-    rows, name = run.evaluations(), run.metric.name
-    first = min(count, len(rows))
-    means = [
-        rows[end - 1] | {name: fmean(row[name] for row in rows[end - first : end])}
-        for end in range(max(first, 1), len(rows) + 1)
-    ]
-    result = {
-        name: means[-1][name] if means else None,
-        f"best_{name}": run.metric.best([row[name] for row in means]),
-        "evaluations": len(means),
-    }
-    return replace(run, result=run.result | result, history=lambda: means)
 
 
 def first_at(rows: Iterable[Row], bound: float, metric: MainMetric = ACCURACY) -> Row | None:

@@ -19,7 +19,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from rich.table import Table as RichTable
 
 from edgewire.report.format import NOTHING, human_bytes, human_seconds, markdown_table
 from edgewire.report.metric import MainMetric
@@ -28,7 +30,6 @@ from edgewire.report.runs import (
     Group,
     Measure,
     Row,
-    Run,
     find_runs,
     first_at,
     group_runs,
@@ -36,9 +37,6 @@ from edgewire.report.runs import (
     varying,
     whole_bytes,
 )
-
-if TYPE_CHECKING:  # rich takes a while to import, and only the table after a sweep needs it
-    from rich.table import Table as RichTable
 
 Each = TypeVar("Each")
 WIDTH = 100  # characters of a terminal's line
@@ -241,8 +239,6 @@ class Table:
 
     def rich(self) -> RichTable:
         """Return the table for a terminal: long texts take several lines, and so do heads."""
-        from rich.table import Table as RichTable
-
         table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for column in self.columns:
             if column.numeric:
@@ -387,22 +383,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(as_json(keys, rows, unfinished))
         return 0
     print(runs_table(rows, keys, asked.wide).markdown())
-    for line in _remarks(rows, runs, unfinished):
-        print(f"\n{line}")
-    return 0
-
-
-def _remarks(
-    rows: Sequence[TableRow], runs: Sequence[Run], unfinished: Sequence[Path]
-) -> list[str]:
-    """Return what the table does not show."""
-    lines = []
     if repeated := len(runs) - sum(len(row.runs) for row in rows):
-        lines.append(f"{repeated} repeated with the same seed: the last counts")
+        print(f"\n{repeated} repeated with the same seed: the last counts")
     for name, folders in (("diverged", diverged(rows)), ("unfinished or damaged", unfinished)):
         if folders:
-            lines.append(f"{name}: " + ", ".join(str(path) for path in folders))
-    return lines
+            print(f"\n{name}: {', '.join(map(str, folders))}")
+    return 0
 
 
 if __name__ == "__main__":

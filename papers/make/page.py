@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from edgewire.report.format import wrap
+from docs.text import wrap
 from edgewire.report.metric import ACCURACY
 from edgewire.report.reader import ResultsError
 from papers.make.columns import FAILED_REPLIES, FAILED_REPLY

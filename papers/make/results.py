@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgewire.report.format import wrap
+from docs.text import wrap
 from edgewire.report.reader import ResultsError, mistakes_are_lines
 from papers.make.definitions import (
     POINTS,

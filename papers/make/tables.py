@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from statistics import fmean
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -12,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from edgewire.report.format import NOTHING, markdown_table
 from edgewire.report.metric import MainMetric
 from edgewire.report.reader import ResultsError
-from edgewire.report.runs import Run, by_seed, in_order, main_metric, smoothed
+from edgewire.report.runs import Run, by_seed, in_order, main_metric
 from papers.make.columns import (
     COLUMNS,
     NOT_RUN,
@@ -253,3 +254,28 @@ def _generates_data(experiment: str) -> bool:
     defaults = made.get("defaults", [])
     chosen = {key for each in defaults if isinstance(each, DictConfig) for key in each}
     return "override /task" in chosen and "override /dataset" not in chosen
+
+
+def smoothed(run: Run, count: int) -> Run:
+    """Return a run with the mean of the last `count` evaluations for each of its main metric.
+
+    In asynchronous training at a constant learning rate a single evaluation is inexact: the next
+    evaluation differs by up to one percentage point. The history has only rows with an accuracy,
+    from that of evaluation number `count` on. A run with fewer evaluations has one row, its last.
+
+    Raises `ResultsError` for a stored run whose evaluations are not all stored.
+    """
+    if count == 1:
+        return run
+    rows, name = run.evaluations(), run.metric.name
+    first = min(count, len(rows))
+    means = [
+        rows[end - 1] | {name: fmean(row[name] for row in rows[end - first : end])}
+        for end in range(max(first, 1), len(rows) + 1)
+    ]
+    result = {
+        name: means[-1][name] if means else None,
+        f"best_{name}": run.metric.best([row[name] for row in means]),
+        "evaluations": len(means),
+    }
+    return replace(run, result=run.result | result, history=lambda: means)

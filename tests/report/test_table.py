@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from edgewire.report.reader import ResultsError
-from edgewire.report.runs import smoothed
 from edgewire.report.table import COLUMNS, WIDTH, TableRow, main, sweep_table
 from tests.report.made_runs import add_job, finals, made
 
@@ -251,27 +249,3 @@ def test_a_sweeps_ratios_and_bytes_include_all_of_a_message():
     assert shown("ratio up", *runs) == "2.22"  # 500 B / 225 B
     assert shown("payload an update", *runs) == "2 B"
     assert shown("ratio up", made(uplink_bytes=0)) == "-"
-
-
-def test_accuracies_as_means_of_evaluations():
-    run = made()
-    found = smoothed(run, 2)
-    assert [row["accuracy"] for row in found.history()] == pytest.approx([0.3, 0.7, 0.8, 0.75])
-    assert [row["round"] for row in found.history()] == [10, 20, 30, 40]
-    assert found.result["accuracy"] == pytest.approx(0.75)
-    assert found.result["best_accuracy"] == pytest.approx(0.8)
-    assert smoothed(run, 1) is run
-    assert smoothed(made([0.5]), 2).result["accuracy"] == 0.5
-    assert smoothed(made([None, None], evaluations=0), 2).result["accuracy"] is None
-
-
-def test_means_of_an_incomplete_curve_are_refused():
-    assert smoothed(made(evaluations=6), 1).result["accuracy"] == 0.8
-    with pytest.raises(ResultsError, match="of its evaluations 5 are kept"):
-        smoothed(made(evaluations=6), 2)
-
-
-def test_an_accuracy_that_not_every_seed_reaches():
-    runs = [made(), made([0.1, 0.2], seed=1), made([0.1, 0.2, 0.3, 0.7, 0.9], seed=2)]
-    assert shown("payloads until then", *runs, reach=90) == "-"
-    assert shown("payloads until then", runs[0], runs[2], reach=90) == "30 MB"

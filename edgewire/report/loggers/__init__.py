@@ -23,9 +23,9 @@ class LoggerError(Exception):
 class LoggedRun:
     """The run that a logger logs.
 
-    `folder`: the run's folder; `name`: a short name, made of the folder's; `group`: the name of the
-    sweep that the run belongs to, or None; `metric`: the name of the run's main metric; `config`:
-    the resolved configuration; `resumed`: whether the run continues an earlier one in this folder;
+    `folder`: the run's folder; `name`: the last two parts of its path; `group`: those of the sweep
+    that the run belongs to, or None; `metric`: the name of the run's main metric; `config`: the
+    resolved configuration; `resumed`: whether the run continues an earlier one in this folder;
     `saved`: what `Logger.begin` returned in that earlier run, else empty; `began`: the Unix time of
     the run's start; the rows count their `seconds` from it.
     """
@@ -78,29 +78,23 @@ class Logger(ABC):
         """End the log; `result`: the content of `result.json`, {} if there is none."""
 
 
-def group_of(key: str) -> str:
-    """Return the group of a key of `history.jsonl`: bytes, time or metrics."""
-    if "_bytes" in key:
-        return "bytes"
-    return "time" if "seconds" in key else "metrics"
-
-
 def grouped(row: Row) -> dict[str, float]:
-    """Return a row's numbers as `GROUP/KEY`, such as `metrics/accuracy`.
+    """Return a row's numbers as `GROUP/KEY`; the groups are bytes, time and metrics.
 
     Null is left out. A list becomes `GROUP/KEY/0`, `GROUP/KEY/1` and so on.
     """
+
+    def group(key: str) -> str:
+        return "bytes" if "_bytes" in key else "time" if "seconds" in key else "metrics"
+
     pairs = dotted({key: value for key, value in row.items() if key not in STEPS}, "/")
-    return {f"{group_of(key.split('/')[0])}/{key}": value for key, value in _numbers(pairs)}
+    return {f"{group(key)}/{key}": value for key, value in _numbers(pairs)}
 
 
 def final(result: Row) -> dict[str, float]:
-    """Return the numbers of a result as `result/KEY`, without its bytes, times and lists."""
-    return {
-        f"result/{key}": value
-        for key, value in _numbers(iter(result.items()))
-        if group_of(key) == "metrics" and key not in STEPS
-    }
+    """Return the numbers of a result as `result/KEY`, without its lists."""
+    pairs = ((key, value) for key, value in result.items() if key not in STEPS)
+    return {f"result/{key}": value for key, value in _numbers(pairs)}
 
 
 def plain(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +16,7 @@ from edgewire.report.runs import HISTORY, Row
 class Csv(Logger):
     """Writes one line per row of `history.jsonl` at the run's end; its keys are the columns' heads.
 
-    `file`: the table; null: `history.csv` in the run's folder. Null is an empty cell, and a list is
-    written as JSON.
+    `file`: the table; null: `history.csv` in the run's folder. Null is an empty cell.
     """
 
     def __init__(self, file: str | None = None) -> None:
@@ -41,18 +39,10 @@ class Csv(Logger):
         with partial.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(columns))
             writer.writeheader()
-            writer.writerows(
-                {key: _cell(value) for key, value in row.items()} for row in self._rows()
-            )
+            writer.writerows(self._rows())
         os.replace(partial, self._file)
 
     def _rows(self) -> Iterator[Row]:
         """Yield the rows of the history one by one; it may have 200 MB."""
         with open_file(self._history) as opened:
             yield from filter(None, map(row_in, lines_of(opened)))
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value)

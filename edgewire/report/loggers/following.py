@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,14 +26,13 @@ from edgewire.conf.own_packages import qualified, source_files
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.report.format import one_line
 from edgewire.report.loggers import Ended, LoggedRun, Logger, LoggerError
-from edgewire.report.reader import GrowingFile, file_name, read_json, readable
+from edgewire.report.reader import GrowingFile, file_name, read_json, readable, row_in
 from edgewire.report.runs import HISTORY, Row, read_result
 
 STATE = ".loggers"  # the folder in a run's folder that says how far each logger has come
 OFTEN = 1.0  # seconds between two looks at the history
 LAST = 60.0  # seconds that the end of a run waits for its loggers
 KEY = "logger"
-DATE = re.compile(r"\d{4}-\d\d-\d\d")
 log = getLogger("edgewire")
 
 
@@ -87,20 +85,13 @@ def logged(
     `folder`: the run's folder; `config`: its configuration as JSON; `metric`: its main metric;
     `resumed`: whether the run continues an earlier one in this folder.
     """
-    hydra = HydraConfig.get()
-    sweep = Path(hydra.sweep.dir).absolute() if hydra.mode is RunMode.MULTIRUN else None
-    group = _named(sweep) if sweep else None
-    name = f"{group}_{folder.name}" if group else _named(folder)
-    run = LoggedRun(
-        folder, name, group, metric, json.loads(config), resumed, saved={}, began=time.time()
-    )
+    hydra, group, parts = HydraConfig.get(), None, folder.parts[-2:]  # such as DATE, TIME
+    if hydra.mode is RunMode.MULTIRUN:
+        group = "_".join(Path(hydra.sweep.dir).absolute().parts[-2:])
+        parts = (group, folder.name)
+    values, name = json.loads(config), "_".join(parts)
+    run = LoggedRun(folder, name, group, metric, values, resumed, saved={}, began=time.time())
     return logging_run(loggers, run)
-
-
-def _named(folder: Path) -> str:
-    """Return a folder's name; DATE_TIME for Hydra's folders, which are DATE/TIME."""
-    date = folder.parent.name
-    return f"{date}_{folder.name}" if DATE.fullmatch(date) else folder.name
 
 
 @contextmanager
@@ -168,7 +159,7 @@ class _Follower(threading.Thread):
             over = self._over.wait(OFTEN)
             rows = []
             with suppress(OSError, ValueError):  # the file cannot be read now: the next look may
-                rows = self._tail.rows()
+                rows = [row for line in self._tail.lines() if (row := row_in(line))]
             # those that have failed come last: they may wait for a server that does not answer
             for each in sorted(self._loggers, key=lambda each: each.failed):
                 each.log(rows)
@@ -204,10 +195,10 @@ class _Begun:
 
     def log(self, rows: Sequence[Row]) -> None:
         """Log new rows, after those that it could not log earlier."""
-        for row in rows:
-            if row["round"] > (self._rows[-1] if self._rows else self._state)["round"]:
-                self._rows.append(row)
         try:
+            for row in rows:
+                if row["round"] > (self._rows[-1] if self._rows else self._state)["round"]:
+                    self._rows.append(row)
             if self._rows:
                 self._logger.log(self._rows)
                 self._state["round"] = self._rows[-1]["round"]

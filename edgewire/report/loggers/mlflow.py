@@ -33,19 +33,14 @@ class MLflow(Logger):
 
     `tracking_uri`: MLflow's store, such as `http://HOST:5000` or `sqlite:///mlflow.db`; null: the
     environment's `MLFLOW_TRACKING_URI`, else MLflow's default, a file in the working directory.
-    `experiment`: the name of MLflow's experiment. `run_name`: null: the name of the run's folder.
+    `experiment`: the name of MLflow's experiment.
     """
 
     requires = ("mlflow", "sqlalchemy", "alembic")
     extra = "mlflow"
 
-    def __init__(
-        self,
-        tracking_uri: str | None = None,
-        experiment: str = "edgewire",
-        run_name: str | None = None,
-    ) -> None:
-        self._uri, self._experiment, self._run_name = tracking_uri, experiment, run_name
+    def __init__(self, tracking_uri: str | None = None, experiment: str = "edgewire") -> None:
+        self._uri, self._experiment = tracking_uri, experiment
 
     def begin(self, run: LoggedRun) -> Mapping[str, Any]:
         """Create a run in MLflow; continue the earlier one if resumed."""
@@ -67,6 +62,8 @@ class MLflow(Logger):
         return {"tracking_uri": uri, "run_id": self._id}
 
     def _open(self, client: Any) -> str:
+        from mlflow.entities import Param
+
         self._client = client
         if known := self._run.saved.get("run_id"):
             client.update_run(known, status="RUNNING")
@@ -76,19 +73,12 @@ class MLflow(Logger):
         tags = {"folder": str(self._run.folder)}
         if self._run.group:
             tags["sweep"] = self._run.group
-        name = self._run_name or self._run.name
-        made = client.create_run(
-            experiment, start_time=round(1000 * self._run.began), tags=tags, run_name=name
-        )
-        self._log_parameters(made.info.run_id)
-        return str(made.info.run_id)
-
-    def _log_parameters(self, run_id: str) -> None:
-        from mlflow.entities import Param
-
+        began = round(1000 * self._run.began)
+        made = client.create_run(experiment, began, tags, run_name=self._run.name)
         params = (Param(key_of(k), str(v)[:LONGEST]) for k, v in self._run.parameters().items())
         for some in _batches(params, PARAMS):
-            self._client.log_batch(run_id, params=some)
+            client.log_batch(made.info.run_id, params=some)
+        return str(made.info.run_id)
 
     def log(self, rows: Sequence[Row]) -> None:
         """Log a metric for each number, with the round as its step."""
@@ -112,8 +102,6 @@ class MLflow(Logger):
         try:
             self._client.log_batch(self._id, metrics=metrics[:METRICS])
             self._client.set_tag(self._id, "ended", ended)
-            if result.get("stopped"):
-                self._client.set_tag(self._id, "stopped", str(result["stopped"])[:LONGEST])
         finally:  # else MLflow would show it as running for ever
             self._client.set_terminated(self._id, STATUS[ended], end_time=now)
 

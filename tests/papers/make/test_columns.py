@@ -5,6 +5,7 @@ import pytest
 from edgewire.report.reader import ResultsError
 from edgewire.report.runs import BESIDE
 from papers.make.columns import COLUMNS, PageRow
+from papers.make.tables import smoothed
 from tests.report.made_runs import finals, made
 
 
@@ -123,3 +124,21 @@ def test_values_after_a_round_use_the_runs_that_did_not_diverge():
         shown("uplink a round after", made(), after=15)
     with pytest.raises(ResultsError, match="round 10"):
         shown("left out after", made(), after=10)
+
+
+def test_accuracies_as_means_of_evaluations():
+    run = made()
+    found = smoothed(run, 2)
+    assert [row["accuracy"] for row in found.history()] == pytest.approx([0.3, 0.7, 0.8, 0.75])
+    assert [row["round"] for row in found.history()] == [10, 20, 30, 40]
+    assert found.result["accuracy"] == pytest.approx(0.75)
+    assert found.result["best_accuracy"] == pytest.approx(0.8)
+    assert smoothed(run, 1) is run
+    assert smoothed(made([0.5]), 2).result["accuracy"] == 0.5
+    assert smoothed(made([None, None], evaluations=0), 2).result["accuracy"] is None
+
+
+def test_means_of_an_incomplete_curve_are_refused():
+    assert smoothed(made(evaluations=6), 1).result["accuracy"] == 0.8
+    with pytest.raises(ResultsError, match="of its evaluations 5 are kept"):
+        smoothed(made(evaluations=6), 2)

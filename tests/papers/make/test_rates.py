@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from edgewire.report.runs import smoothed
 from papers.make.definitions import Across, TableDefinition, read_definition
 from papers.make.run_archive import archive_file, read_archive
+from papers.make.tables import smoothed
 
 ROOT = Path(__file__).parents[3]
 # For each page: the searches for its rates, how many evaluations an accuracy averages, and the
