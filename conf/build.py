@@ -254,9 +254,6 @@ def vectors_of(config: Config, local: LocalAlgorithm, layout: Layout) -> LocalVe
 
     Raises `ConfigError` for an unknown quantizer.
     """
-    names = local.vectors
-    if isinstance(names, str) or len({*names}) < len(names) or not all(names):
-        raise ConfigError(f"{type(local).__name__}.vectors must be a tuple of different names")
     try:
         codec = make_codec(quantizer=local.quantizer, feedback=False)
     except ValueError as error:

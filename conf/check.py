@@ -168,11 +168,6 @@ class Target:
     options: dict[str, Any]
     groups: tuple[inspect.Parameter, ...] = ()
 
-    def _of(self, group: inspect.Parameter) -> list[str]:
-        """Return a group's fields, without those whose name is a parameter of the class itself."""
-        direct = _signature(self.make).parameters
-        return [name for name in _fields_of(group) if name not in direct]
-
     def made(self, *args: Any, **options: Any) -> Any:
         """Return a new object of the class, made with the checked arguments and the caller's.
 
@@ -183,7 +178,7 @@ class Target:
             for key, value in self.options.items()
         }
         for parameter in self.groups:
-            if given := {key: own.pop(key) for key in self._of(parameter) if key in own}:
+            if given := {key: own.pop(key) for key in _fields_of(parameter) if key in own}:
                 default, kind = parameter.default, parameter.annotation
                 same = isinstance(default, kind)
                 own[parameter.name] = replace(default, **given) if same else kind(**given)
@@ -301,7 +296,7 @@ def parameters_of(
     groups = tuple(p for p in found.values() if _is_group(p.annotation))
     named = {name: p for name, p in found.items() if p.kind not in kinds and p not in groups}
     for group in groups:
-        named = {**_fields_of(group), **named}  # the class's own parameter wins
+        named |= _fields_of(group)
     return named, _takes_any(_signature(target).parameters), groups
 
 

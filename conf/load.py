@@ -107,7 +107,9 @@ def _own(key: str, node: Any, kind: type[Any]) -> Any:
         try:
             typed[name] = _literal(value)
         except OmegaConfBaseException as error:
-            raise ConfigError(_of_another_type(f"{key}.{name}", value, error)) from error
+            said = "must be a list: [NAME,NAME]" if "ListConfig" in str(error) else ""
+            said = said or str(error).splitlines()[0]
+            raise ConfigError(f"{key}.{name}: {said}") from error
     found: Any = OmegaConf.to_object(typed)
     if key in OWN:
         found.own = {"_target_": target, **others} if target else {}
@@ -122,13 +124,6 @@ def _literal(node: Any) -> Any:
         return {key: _literal(each) for key, each in node.items()}
     # OmegaConf reads \${ as ${, and \\ before it as one backslash.
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", node) if isinstance(node, str) else node
-
-
-def _of_another_type(key: str, value: Any, error: Exception) -> str:
-    """Return the message for a value that a key's type does not take; `error`: OmegaConf's."""
-    if "ListConfig" in str(error):
-        return f"{key} must be a list: {key}=[NAME,NAME]"
-    return f"{key}: {str(error).splitlines()[0]}"
 
 
 def _counting(composed: DictConfig) -> DictConfig:

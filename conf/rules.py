@@ -105,26 +105,17 @@ def _expect(rows: Rows) -> None:
             raise ConfigError(text)
 
 
-def _share(name: str, value: float) -> Rows:
-    return {f"strategy.{name} must be between 0 and 1, not {value:g}": not 0 <= value <= 1}
-
-
-def _least(name: str, value: int, nodes: int) -> Rows:
-    outside = not 0 <= value <= nodes
-    return {f"strategy.{name} must be between 0 and nodes={nodes}, not {value}": outside}
-
-
-def _count(name: str, value: int, low: int, nodes: int) -> Rows:
-    outside = not low <= value <= nodes
-    return {f"strategy.{name} must be from {low} to {nodes}, not {value}": outside}
+def _within(name: str, value: float, low: int, high: int) -> Rows:
+    outside = not low <= value <= high
+    return {f"strategy.{name} must be from {low} to {high}, not {value:g}": outside}
 
 
 def _trained(nodes: int, among: Any) -> Rows:
     """Return the rows of how many nodes train in a round; `among`: has FedAvg's options."""
     nobody = f"not one of nodes={nodes} would train: give a larger strategy.fraction_train"
     return {
-        **_share("fraction_train", among.fraction_train),
-        **_least("min_train_nodes", among.min_train_nodes, nodes),
+        **_within("fraction_train", among.fraction_train, 0, 1),
+        **_within("min_train_nodes", among.min_train_nodes, 0, nodes),
         nobody: drawn(nodes, among) < 1,
     }
 
@@ -136,22 +127,20 @@ def drawn(nodes: int, among: Any) -> int:
 
 
 def _flower(s: Strategy, nodes: int) -> Rows:
-    rows, fedavg = Rows(), isinstance(s, FedAvg)
+    rows = Rows()
     if isinstance(s, FedAvg):
-        rows |= _trained(nodes, s) | _share("fraction_evaluate", s.fraction_evaluate)
-    for name in LEAST:  # a user's strategy may have FedAvg's names of options
-        value = getattr(s, name, 0)
-        if fedavg or (isinstance(value, int) and value > nodes):
-            rows |= _least(name, value, nodes)
+        rows |= _trained(nodes, s) | _within("fraction_evaluate", s.fraction_evaluate, 0, 1)
+        for name in LEAST:
+            rows |= _within(name, getattr(s, name), 0, nodes)
     if isinstance(s, FedProx):
         mu = s.proximal_mu
         rows[f"strategy.proximal_mu must be at least 0, not {mu:g}"] = mu < 0
     if isinstance(s, MultiKrum):  # Krum is a subclass
-        rows |= _count("num_nodes_to_select", s.num_nodes_to_select, 1, nodes)
+        rows |= _within("num_nodes_to_select", s.num_nodes_to_select, 1, nodes)
     if isinstance(s, MultiKrum | Bulyan):
         bad, there = s.num_malicious_nodes, drawn(nodes, s)
         needed = (BULYAN if isinstance(s, Bulyan) else KRUM) * bad + MORE
-        rows |= _count("num_malicious_nodes", bad, 0, nodes) | {
+        rows |= _within("num_malicious_nodes", bad, 0, nodes) | {
             f"strategy.num_malicious_nodes={bad} needs {needed} nodes a round with "
             f"{type(s).__name__}, there are {there}": bad and there < needed
         }

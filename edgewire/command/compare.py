@@ -67,11 +67,12 @@ def compare(words: Sequence[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    folder = _short(found.folder)
+    folder, link = _short(found.folder), network_named(LINK)
     console.print("", comparison(found, methods), sep="\n")
     console.print(
         f"\nSeeds: {', '.join(seeds)}. ± of a value: standard deviation; of a difference: 95 % "
-        f"interval.\nBytes: all nodes, everything included. {LINK}: {_speed()}."
+        f"interval.\nBytes: all nodes, everything included. {LINK}: "
+        f"{1000 * (link.up_mbps or 0):g} kbit/s and {link.latency_ms / 1000:g} s of latency."
     )
     for failed, line in found.failed.items():
         console.print(f"{_short(failed)}: {line}", markup=False)
@@ -148,13 +149,6 @@ def _seconds(result: RunResult) -> float | None:
         return None
     seconds = seconds_over(network_named(LINK), run.history(), run.result, settings)
     return next(reversed(seconds), None)
-
-
-def _speed() -> str:
-    network = network_named(LINK)
-    return (
-        f"{1000 * (network.up_mbps or 0):g} kbit/s and {network.latency_ms / 1000:g} s of latency"
-    )
 
 
 def _choices(words: Sequence[str], key: str) -> list[str]:

@@ -103,8 +103,6 @@ def clear_errors() -> Iterator[None]:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code, failed = 2, ConfigError(f"{where}{error.strerror or error}")
-    except MemoryError as error:
-        code, failed = 1, EngineError(f"there is not enough memory: {error or 'for this run'}")
     except (ValueError, TypeError, AttributeError, AssertionError) as error:
         # errors for which Hydra has no class
         parts = Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts

@@ -17,7 +17,6 @@ from edgewire.import_names import FOLDERS
 
 NEW = "new"  # the word of the command line
 TEMPLATE = Path(__file__).with_name("template")
-READ_OTHERWISE = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
 NAME, FOLDER = "my_task", "FOLDER"  # in the template: the task's name, and its folder
 
 
@@ -53,8 +52,8 @@ def _expect_free(name: str) -> None:
         raise ConfigError(
             f"{name!r} is no name for a task: give a letter, then letters, digits and _"
         )
-    if iskeyword(name) or name.lower() in READ_OTHERWISE:
-        raise ConfigError(f"{name} has a meaning in Python or YAML: choose another name")
+    if iskeyword(name):
+        raise ConfigError(f"{name} has a meaning in Python: choose another name")
     if name.startswith("test_") or name.endswith("_test"):
         raise ConfigError(f"{name} names a test, which Flower does not send: choose another name")
     found = None

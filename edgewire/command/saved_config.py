@@ -236,31 +236,24 @@ def options_first(argv: list[str]) -> tuple[Namespace, list[str]]:
 
 
 def completed(composed: DictConfig) -> DictConfig:
-    """Return a configuration merged with its schema; apply new choices of groups to a saved config.
+    """Return a configuration merged with its schema; a saved one has Hydra's text of `logger=`.
 
-    In a saved file Hydra knows no groups. So an override such as `network=adsl` has replaced the
-    keys of `network` by the text `adsl`. This function loads the keys of that choice. Raises
-    `ConfigError` for a choice of an algorithm or experiment.
+    In a saved file Hydra knows no groups: an override such as `network=adsl` would replace the keys
+    of `network` by the text `adsl`. Raises `ConfigError` for such a choice.
     """
     if OmegaConf.get_type(composed) is Config:
         return composed
     for word in HydraConfig.get().overrides.task:
-        if word.lstrip("+").startswith(("algorithm=", "experiment=")):
-            raise ConfigError(f"{word} would change all of a saved one: drop --config-path")
+        group = word.lstrip("+").partition("=")[0]
+        if group != LOGGER and (CONF / group).is_dir():
+            raise ConfigError(f"{word}: a saved configuration takes single keys, as in lr=0.1")
     values = cast(dict[str, Any], OmegaConf.to_container(composed))  # a choice is not resolved
     renamed = with_targets(values, lambda _, name: ("." in name and new_name(name)) or name)
     if renamed != values:  # for one release
         line = "warning: the configuration has names of an older EdgeWire; today's are taken"
         print(line, file=sys.stderr)
         values, composed = renamed, OmegaConf.create(renamed)
-    for group in (path.name for path in CONF.iterdir() if path.is_dir()):
-        choice = values.get(group)
-        if isinstance(choice, str) and group != "algorithm":
-            chosen = (
-                json.loads(choice)
-                if group == LOGGER
-                else OmegaConf.to_container(compose_config([f"{group}={choice}"])[group])
-            )
-            with open_dict(composed):
-                composed[group] = chosen
+    if isinstance(choice := values.get(LOGGER), str):
+        with open_dict(composed):
+            composed[LOGGER] = json.loads(choice)
     return cast(DictConfig, OmegaConf.merge(declared(), composed))

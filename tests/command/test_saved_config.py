@@ -80,21 +80,18 @@ def test_a_saved_configuration_gives_the_same_result(first, again, monkeypatch):
         assert all(torch.equal(weights[key], same[key]) for key in weights)
 
 
-def test_with_other_values_and_other_choices_of_groups(first, again):
-    words = ["rounds=2", "network=adsl", "compression=none", "seed=4"]
-    _, _, result, _, folder = again(first, *words)
+def test_with_other_values(first, again):
+    _, _, result, _, folder = again(first, "rounds=2", "network.latency_ms=9", "seed=4")
     assert (result["rounds"], result["seed"]) == (2, 4)
-    assert result["uplink_ratio"] < 1.1
-    assert result["virtual_seconds"] > 0.3
+    assert result["virtual_seconds"] > 0.03
     assert again(folder)[2]["virtual_seconds"] == result["virtual_seconds"]
 
 
 @pytest.mark.parametrize(
     ("word", "part"),
     [
-        ("algorithm=esgd", "would change all of a saved one"),
+        ("algorithm=esgd", "algorithm=esgd: a saved configuration takes single keys"),
         ("foo=1", "no key foo"),
-        ("network=isdn", "no network=isdn. there are: adsl"),
         ("nodes=0", "nodes must be a number of at least 1"),
     ],
 )

