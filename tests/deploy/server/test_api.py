@@ -105,16 +105,6 @@ def test_of_two_pulls_of_a_node_the_newer_one_gets_the_message(server):
     assert older == [None]
 
 
-def test_several_nodes_receive_shared_objects(server):
-    nodes = [FakeNode(server.address) for _ in range(3)]
-    grid = bundled(server.begin_run())
-    ids = grid.push_messages([question(each.node.node_id) for each in nodes])
-    for i, node in enumerate(nodes):
-        node.reply_to(node.message(), reply(i % 2))
-    found = grid.pull_before(ids, grid.now + 5)
-    assert sorted(map(number, found)) == [0, 0, 1]
-
-
 def test_plain_calls_of_a_node_wake_a_server_that_waits(server):
     """A SuperNode's calls (Flower's own) also wake the waiting pull of a ServerApp."""
     node, grid = node_and_grid(server)
@@ -323,14 +313,6 @@ def test_a_message_that_no_server_awaits_is_not_handed_out_again(server, how):
         received = ConfirmMessageReceivedRequest(node=node.node, run_id=run, message_object_id=name)
         node.call(received, "confirm-message-received")
     assert node.message() is None
-
-
-def test_a_node_replies_for_no_other_node(server):
-    node, other = FakeNode(server.address), FakeNode(server.address)
-    bundled(server.begin_run()).push_messages([question(node.node.node_id)])
-    message = node.message()
-    with pytest.raises(httpx.HTTPStatusError, match="400"):
-        node.reply_to(message, reply(1), source=other.node.node_id)
 
 
 @pytest.mark.parametrize("body", [b"", b"no bundle", compact([("request", b"\xff" * 9)])])
