@@ -27,6 +27,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from edgewire.deploy import node  # the first: it reports a missing Flower in one line
 from edgewire.deploy.certificates import private_key
 from edgewire.deploy.device.backoff import WORTH_WAITING, clock_trouble, reason_of
 from edgewire.deploy.device.client import (
@@ -36,7 +37,6 @@ from edgewire.deploy.device.client import (
     ahead_of,
     says_bundled,
 )
-from edgewire.deploy.node import client_of, node_config_of, parser
 from edgewire.machine.errors import UsageError
 from edgewire.machine.proxies import by_proxy
 from edgewire.machine.surroundings import free_memory, print_any_text
@@ -104,7 +104,7 @@ def _server_options(given: list[str]) -> argparse.Namespace:
 
 def _node_options(given: list[str]) -> argparse.Namespace:
     text, _, more = (__doc__ or "").partition("\n\n")
-    made = parser(PROG, text)
+    made = node.parser(PROG, text)
     made.epilog, made.formatter_class = more, argparse.RawDescriptionHelpFormatter
     made.add_argument(SERVER, action="store_true", help="check the server's machine")
     options = made.parse_args(given)
@@ -165,7 +165,7 @@ def _secret(file: Path, what: str) -> Iterable[Finding]:
 
 def data(options: argparse.Namespace) -> Iterable[Finding]:
     """Check that the node's training data can be read."""
-    config = node_config_of(options.node_config)
+    config = node.node_config_of(options.node_config)
     if "data" in config:
         yield own_data(Path(str(config["data"])).expanduser())
     elif "partition-id" in config:
@@ -212,7 +212,7 @@ def server_of_node(options: argparse.Namespace) -> Iterable[Finding]:
     found = None
     with suppress(UsageError):  # the check of the key reports these
         found = _key_in_use(options)
-    fleet = client_of(options, found[0] if found else ec.generate_private_key(ec.SECP384R1()))
+    fleet = node.client_of(options, found[0] if found else ec.generate_private_key(ec.SECP384R1()))
     with closing(fleet):
         if (file := options.root_certificates) is not None:
             ca = x509.load_pem_x509_certificate(file.expanduser().read_bytes())

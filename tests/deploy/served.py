@@ -117,10 +117,9 @@ class FakeNode:
         self.http.close()
         self.fleet.close()
 
-    def signed(self, wait=0, node=None):
+    def signed(self, wait=0):
         """Return the signed header of a compact call; `wait`: whole seconds."""
-        node = node or self.node
-        return sign_header(node.node_id, wait, lambda stamp: sign_message(self._key, stamp))
+        return sign_header(self.node.node_id, wait, lambda stamp: sign_message(self._key, stamp))
 
     def headers(self):
         stamp = datetime.datetime.now(datetime.UTC).isoformat()
@@ -138,18 +137,15 @@ class FakeNode:
         """Send a compact call, "pull" or "push"; return the server's response."""
         return self.http.post(f"/v1/fleet/edgewire/compact/{what}", content=content, timeout=60)
 
-    def message(self, wait=0, node=None):
+    def message(self, wait=0):
         """Return a message if one arrives within `wait` seconds, else None."""
-        content = self.post("pull", self.signed(wait, node)).raise_for_status().content
+        content = self.post("pull", self.signed(wait)).raise_for_status().content
         if not content:
             return None
         (_, head), *parts = compact_bundle.parts_of(content, 1 << 30)
         return message_of(fleet_pb2.PullMessagesResponse.FromString(head), dict(parts))
 
-    def reply_to(
-        self, message, content, *, confirm=True, source=None, bare=False, below=(), instead=None,
-        flowers=False,
-    ):  # fmt: skip
+    def reply_to(self, message, content, *, bare=False, below=(), instead=None, flowers=False):
         """Push a reply, with `bare=True` without its objects; return the server's response.
 
         `below`: trees of objects that the reply announces as well. `instead`: a function of the
@@ -157,7 +153,7 @@ class FakeNode:
         `flowers`: by Flower's own call, without objects.
         """
         reply = Message(content, reply_to=message)
-        reply.metadata.__dict__["_src_node_id"] = source or self.node.node_id
+        reply.metadata.__dict__["_src_node_id"] = self.node.node_id
         request = fleet_pb2.PushMessagesRequest(node=self.node)
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -172,13 +168,12 @@ class FakeNode:
         if flowers:
             return self.call(request, "push-messages")
         parts = [] if bare else [*self.objects.items()]
-        if confirm:
-            received = message_pb2.ConfirmMessageReceivedRequest(
-                node=self.node,
-                run_id=message.metadata.run_id,
-                message_object_id=message.metadata.message_id,
-            )
-            parts.append(("confirm", received.SerializeToString()))
+        received = message_pb2.ConfirmMessageReceivedRequest(
+            node=self.node,
+            run_id=message.metadata.run_id,
+            message_object_id=message.metadata.message_id,
+        )
+        parts.append(("confirm", received.SerializeToString()))
         body = compact_bundle.compact([("request", request.SerializeToString()), *parts])
         found = self.post("push", self.signed() + body)
         return fleet_pb2.PushMessagesResponse.FromString(found.raise_for_status().content)

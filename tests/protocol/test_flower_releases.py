@@ -1,7 +1,4 @@
-"""Another Flower release is an error line that names the needed one; a run goes on without bundles.
-
-`python -m tests.deploy.other_release` tries real releases; it is run by hand.
-"""
+"""Another Flower release is an error line that names the needed one; runs go on without bundles."""
 
 import sys
 from importlib.util import find_spec, module_from_spec

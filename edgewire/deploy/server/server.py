@@ -148,7 +148,7 @@ def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
     app: Any = flwr.superlink.main
     if hasattr(app, "get_middleware"):  # some releases of Flower import the function itself
         app.get_middleware = ours
-    times = {"timeout_keep_alive": KEPT, "timeout_graceful_shutdown": ENDING}
+    times: dict[str, Any] = {"timeout_keep_alive": KEPT, "timeout_graceful_shutdown": ENDING}
     uvicorn.run = partial(uvicorn.run, **times, **uvicorn_options())
     many_connections()
     flower_superlink()

@@ -26,5 +26,5 @@ class Timed(FleetClient):
 
 
 if __name__ == "__main__":
-    node.FleetClient = Timed  # type: ignore[misc]
+    node.FleetClient = Timed  # type: ignore[attr-defined]
     node.main()

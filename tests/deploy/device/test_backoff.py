@@ -14,10 +14,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 
 from edgewire.deploy.device.backoff import WORTH_WAITING, reason_of
-from edgewire.deploy.device.client import FleetClient, ServerRefusal
+from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
 from edgewire.deploy.node import main
@@ -104,6 +103,7 @@ def dated(ahead):
         ("activate-node", lambda: dated(8.3), "clock is [89] s ahead"),
         ("activate-node", lambda: dated(0.0), "^(?!.*clock).*signature"),
         ("register-node", lambda: 404, "does not serve Flower's Fleet API"),
+        ("register-node", lambda: 500, " answers 500: Internal Server Error$"),
     ],
 )
 def test_a_servers_refusal_names_its_cause(call, answer, says, superlink, tmp_path, faults):
@@ -141,15 +141,6 @@ def test_an_invalid_certificate(options, trusted, says, superlink, tmp_path):
         said = enter(server, tmp_path / "node", certificates=tmp_path / f"{trusted}.crt")
     assert says in said, said
     assert bool(said) is bool(says)
-
-
-def test_a_refusal_gives_flowers_reason(superlink, tmp_path, faults):
-    fleet = FleetClient(superlink.address, NodeFolder(tmp_path).key(), insecure=True)
-    faults.next["pull-messages"].append(500)
-    with pytest.raises(ServerRefusal) as error:
-        fleet.call(PullMessagesRequest(), PullMessagesResponse)
-    said = f"{superlink.address} answers 500: Internal Server Error"
-    assert reason_of(error.value, fleet) == said
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import random
 import resource
 import shutil
 import signal
-import sqlite3
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -386,14 +385,6 @@ def test_a_folder_of_another_format_is_refused(node):
     node.database.connection.execute("PRAGMA user_version = 3")
     with pytest.raises(UsageError, match=r"format 3, .* needs format 2: remove node\.db\* and "):
         node.begin()
-
-
-def test_two_databases_do_not_share_a_folder(node, monkeypatch):
-    node.begin()
-    connect = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda file: connect(file, timeout=0.1))
-    with pytest.raises(OSError, match="locked"):
-        NodeDatabase(node.folder)
 
 
 # kills
