@@ -183,22 +183,6 @@ def decode_trained(
     return _trained(parsed, layout, before, context)
 
 
-def expect(
-    payload: Buffer,
-    layout: Layout,
-    *,
-    own: tuple[int, ...] = (),
-    exact: tuple[int, ...] | None = None,
-    context: SharedContext | None = None,
-) -> None:
-    """Raise PayloadError unless `decode_update` would accept the payload's header.
-
-    The parameters are the same as in `decode_update`. The function also checks the checksum and the
-    lengths. It decodes no value.
-    """
-    parse(payload, layout, MAX_SIZE, own=own, exact=exact, context=context)
-
-
 def declared(
     payload: Buffer, *, max_size: int = MAX_SIZE, max_tensors: int = MAX_TENSORS
 ) -> tuple[Layout, tuple[int, ...]]:
@@ -230,7 +214,7 @@ def declared(
 def describe(payload: Buffer) -> Description:
     """Return the fields of a payload's header; check its checksum and lengths, but decode no value.
 
-    The header may hold numbers of any size. Check the payload with `expect` before you use them.
+    The header may hold numbers of any size. Check the payload with `parse` before you use them.
     """
     parsed = parse(payload, None, 1 << 62)
     selected = parsed.layout.size

@@ -192,14 +192,6 @@ class Initial:
         return dict(zip(names, np.split(update.values, len(names)), strict=True))
 
 
-def native_bytes(initial: Initial | None) -> int:
-    """Return the bytes of native tensors as Flower sends them, without frozen parameters."""
-    if initial is None:
-        return 0
-    sent = (array for name, array in initial.arrays.items() if name not in initial.frozen)
-    return sum(len(Array(array).data) for array in sent)
-
-
 def differing(arrays: Mapping[str, NDArray[Any]], base: Mapping[str, NDArray[Any]]) -> Arrays:
     """Return the arrays that differ in any bit from those in `base`, in the order of `base`."""
     return {name: arrays[name] for name in base if not _same(arrays[name], base[name])}
@@ -267,11 +259,6 @@ def natives_of(record: ArrayRecord) -> Arrays:
 def with_payload(record: ArrayRecord, name: str, payload: bytes) -> ArrayRecord:
     """Return a record with an additional payload, under the name `name`."""
     return filled(ArrayRecord, {**record, name: Array("uint8", (len(payload),), STYPE, payload)})
-
-
-def sent_natives(arrays: ArrayRecord) -> bytes | None:
-    """Return the payload with native tensors in a message's record; None if it has none."""
-    return arrays[NATIVE].data if NATIVE in arrays else None
 
 
 def native_payload(content: RecordDict) -> bytes | None:

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from edgewire.compression.base import Buffer, Memory, PayloadError, Vector
 from edgewire.compression.batchnorm import expect_counts
 from edgewire.compression.codec import Codec
-from edgewire.compression.decoder import declared, decode_update, expect
+from edgewire.compression.decoder import MAX_SIZE, declared, decode_update
 from edgewire.compression.flower.headers import brief
 from edgewire.compression.flower.server.acks import OTHER_METHOD
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
+from edgewire.compression.wire import parse
 from edgewire.compression.wire_natives import NativeTensor
 
 EXACT = make_codec()
@@ -29,6 +30,8 @@ GRADIENTS = "gradients-"  # prefix of a payload's name, before the number of its
 # If an error's text begins with one of these, the node that sent the tensors is at fault.
 ACTIVATIONS, GRADIENTS_OF = "activations of mini-batch", "gradients of mini-batch"
 LARGEST = 1e6  # the largest value allowed; activations of a model that learns stay below it
+ERROR = "prediction-error"  # a metric: of a synthetic gradient
+REFUSED = "gradients-refused"  # a metric: gradients that a segment could not use
 NO_SEGMENT = "this node has no segment"  # begins an error; the server then sends a segment
 # Names of a snapshot's tensors. "segment": the segment's weights and statistics. "module": the
 # weights of its module for synthetic gradients. "segment KEY", "module KEY": the tensor KEY of the
@@ -129,7 +132,7 @@ def expect_tensors(
         raise PayloadError(f"{what}: {OTHER_METHOD}")
     layout = _layout(count, shape)
     try:
-        expect(payload, layout, exact=codec.exact_tensors(layout))
+        parse(payload, layout, MAX_SIZE, exact=codec.exact_tensors(layout))
     except PayloadError as error:
         raise PayloadError(f"{what}: {error}") from error
 
@@ -255,3 +258,53 @@ def unpack_copy(
         raise PayloadError(f"the copy is of {found[SAMPLES][0]:g} samples of a mini-batch")
     expect_counts(update.own)
     return found, {each.name: each.array for each in update.own}
+
+
+class SegmentTask(NamedTuple):
+    """Task for a segment of a partitioned model; the node's ClientApp reads it from `config`.
+
+    A segment is a sequence of consecutive layers that one node trains.
+
+    - `segment`: the number of the segment.
+    - `cuts`: the layers at which the model is cut.
+    - `life`: how many times the server has given this segment to a node.
+    - `phase`: what to do: train, forward or backward. "" asks only for a snapshot.
+    - `batch`, `batches`: the number of the first mini-batch, and the count of mini-batches.
+    - `lr`: a learning rate for each mini-batch.
+    - `micro`, `micros`: the number of the micro-batch, and the count of micro-batches.
+    - `samples`: the number of samples in each micro-batch. The node of the first segment does not
+      need it, because this node holds the data.
+    - `copy`: which snapshot of the segment to send: "" for none, weights, or all.
+    - `num_steps`: the cost of the task, in training steps of the whole model. The virtual clock
+      reads it.
+    """
+
+    segment: int
+    cuts: list[int]
+    life: int
+    phase: str
+    batch: int
+    batches: int
+    micro: int
+    micros: int
+    samples: int
+    lr: list[float]
+    copy: str
+    num_steps: float
+
+    @property
+    def number(self) -> int:
+        """The number of this task's first micro-batch in the run, from 1.
+
+        It is also the `number` in the message's header.
+        """
+        return self.batch * self.micros + self.micro + 1
+
+    def config(self) -> dict[str, Any]:
+        """Return these fields as a message's `config`."""
+        return {key.replace("_", "-"): value for key, value in self._asdict().items()}
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "SegmentTask":
+        """Read a `config` that the server wrote with `SegmentTask.config`."""
+        return cls(*(config[key.replace("_", "-")] for key in cls._fields))

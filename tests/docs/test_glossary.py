@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgewire.compression.flower import headers
-from edgewire.pipeline import segment_task
+from edgewire.pipeline import messages
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("client", "strategy", "compression", "edgewire/task", "edgewire/simulation")
@@ -34,7 +34,7 @@ def test_class_names_are_unique():
 
 def keys():
     """Return the keys of configs and metrics, and the name of the header record."""
-    declared = {**vars(segment_task), **vars(headers)}
+    declared = {**vars(messages), **vars(headers)}
     names = {value for name, value in declared.items() if name in METRICS}
     return names | {"proximal-mu", "server-round", headers.HEADER}
 

@@ -32,7 +32,6 @@ from ..native_tensors import (
     Initial,
     natives_of,
     received,
-    sent_natives,
     with_natives,
     with_payload,
 )
@@ -115,8 +114,8 @@ class CompressionMod:
     keeps in `Context.state` and that must match the server's state, as in SCAFFOLD; "": none. A
     change of the record is undone if the server has not applied the reply (`state.take_up`).
 
-    Raises the errors of `make.chosen`, and `ValueError` for a bad `seed` and for a method that is
-    wrong for the receiver. A call raises `PayloadError` in these cases, and Flower sends the error
+    Raises the errors of `make.chosen`, and `ValueError` for a method that is wrong for the
+    receiver. A call raises `PayloadError` in these cases, and Flower sends the error
     in the reply:
 
     - the payload cannot be decoded, or is relative to a version of the model that the node lacks;
@@ -143,8 +142,6 @@ class CompressionMod:
         self.codec = chosen(method, **options)
         if receiver is not None:
             self.codec.expect_receiver(receiver)
-        if type(seed) is not int or seed < 0:
-            raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
         self._layout, self._seed, self._masked = layout, seed, masked
         self._initial, self._pending = initial, pending
         self._follower = NodeReplica(layout, optimizer, seeded, contextual=contextual)
@@ -174,7 +171,7 @@ class CompressionMod:
         clip = clip_of(asked)
         shown = followed.arrays() if self._layout is None else flat_record(followed.model.vector)
         if base.arrays:
-            shown = with_natives(shown, base.all(sent_natives(arrays)))
+            shown = with_natives(shown, base.all(arrays[NATIVE].data if NATIVE in arrays else None))
         content = {**asking, name: shown}
         content.pop(HEADER, None)
         training = trains(message)
@@ -199,10 +196,6 @@ class CompressionMod:
             if base.arrays and (beside := base.payload({**base.arrays, **natives_of(record)})):
                 answer = with_payload(answer, NATIVE, beside)
             answered[key] = answer
-        if HEADER in answered:
-            raise PayloadError(
-                f"a reply's record {HEADER!r} is reserved for the header: give yours another name"
-            )
         said_back = written(says or UplinkHeader(header.number, version=header.version))
         if values_of(said_back):
             answered[HEADER] = said_back

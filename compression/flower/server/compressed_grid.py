@@ -100,10 +100,6 @@ class CompressedGrid(GridWrapper):
             raise TypeError(
                 f"CompressedGrid wraps a Grid of Flower's (flwr.serverapp.Grid), not {grid!r}"
             )
-        if not isinstance(exact, list | tuple) or not all(isinstance(e, str) for e in exact):
-            raise TypeError(f"exact must be a list of patterns of names, not {exact!r}")
-        if type(seed) is not int or seed < 0:
-            raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
         super().__init__(grid)
         self.traffic = Traffic() if traffic is None else traffic
         self.state = state = CompressedGridState() if state is None else state

@@ -66,17 +66,11 @@ class FailureLimits:
     A round is unusable if it has replies and the server can use none of them. The run ends after
     `patience` consecutive unusable rounds with replies of at least three nodes. It also ends after
     `few` consecutive unusable rounds with any number of nodes; None: after `patience` rounds. `few`
-    may be larger, because a single bad node may be the only node. Raises `ValueError` for a number
-    below 1.
+    may be larger, because a single bad node may be the only node.
     """
 
     patience: int = 1
     few: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, rounds in (("patience", self.patience), ("few", self.few or 1)):
-            if type(rounds) is not int or rounds < 1:
-                raise ValueError(f"{name} must be a number of rounds, at least 1, not {rounds!r}")
 
 
 ONE_ROUND = FailureLimits()

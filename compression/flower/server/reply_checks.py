@@ -58,13 +58,6 @@ class ReplyRules:
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=lambda: BOUNDS)
     sums: Mapping[str, Measure] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.uplink is not None and not isinstance(self.uplink, Codec):
-            raise TypeError(f"uplink must be a codec, as make_codec returns, not {self.uplink!r}")
-        named = isinstance(self.metrics, Mapping)
-        if not named or any(isinstance(names, str) for names in self.metrics.values()):
-            raise TypeError("metrics must be lists of names, by message type")
-
 
 class SentMessage(NamedTuple):
     """What the server stores about a message until the node replies to it."""

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ...base import PayloadError
 from ...batchnorm import expect_matches, matches
 from ...layout import Layout
-from ..headers import HEADER
 from ..native_tensors import natives_of
 from ..node.state import fingerprint
 from ..records import layout_of, payload_of, records, to_vector
@@ -89,8 +88,8 @@ class SentModels:
         """Find the model in a message's content; return None if there is no model to compress.
 
         `first`: True for the first model of the run. Raises `ValueError` for a message of Flower's
-        old API, and for a record with the header's name. Also raises `ValueError` for a pattern in
-        `exact` that matches no tensor. Raises `PayloadError` if the first model holds NaN.
+        old API, and for a pattern in `exact` that matches no tensor. Raises `PayloadError` if the
+        first model holds NaN.
         """
         if line := old_api(content, "CompressedGrid"):
             raise ValueError(line)
@@ -99,10 +98,6 @@ class SentModels:
             return None
         if self._layout is None and there[0][1] and not holds_floats(there[0][1]):
             return None  # for example decision trees: the record is sent uncompressed
-        if HEADER in content:
-            raise ValueError(
-                f"a message's record {HEADER!r} is reserved for the header: give yours another name"
-            )
         found = self._in(there[0][1], first)
         if not self._state.led_below:
             vector = converted(found.model, form_of_models(found.form), found.form).vector

@@ -117,7 +117,13 @@ class StatisticsAveraging(Strategy):
         weighted_by_key: str = EXAMPLES,
         layout: Layout | None = None,
     ) -> None:
-        _expect_strategy(strategy)
+        if not isinstance(strategy, Strategy):
+            old = type(strategy).__module__.startswith(("flwr.server.", "flwr.compat."))
+            why = "; it is of Flower's old API" if old else ""
+            raise TypeError(
+                "StatisticsAveraging wraps a strategy of Flower's message API "
+                f"(flwr.serverapp.strategy), not {strategy!r}{why}"
+            )
         self.exact, self.weighted_by_key = tuple(exact), weighted_by_key
         self._layout = layout
         self._robust = isinstance(wrapped(strategy)[-1], ROBUST)
@@ -288,14 +294,3 @@ def wrapped(strategy: Strategy) -> list[Strategy]:
     while isinstance(inner := getattr(found[-1], "strategy", None), Strategy):
         found.append(inner)
     return found
-
-
-def _expect_strategy(strategy: object) -> None:
-    """Raise `TypeError` unless `strategy` is a strategy of Flower's message API."""
-    if not isinstance(strategy, Strategy):
-        old = type(strategy).__module__.startswith(("flwr.server.", "flwr.compat."))
-        why = "; it is of Flower's old API" if old else ""
-        raise TypeError(
-            "StatisticsAveraging wraps a strategy of Flower's message API "
-            f"(flwr.serverapp.strategy), not {strategy!r}{why}"
-        )

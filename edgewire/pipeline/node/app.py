@@ -46,9 +46,12 @@ from edgewire.conf.check import codec_of, gradients_of
 from edgewire.conf.schema import Config
 from edgewire.pipeline.messages import (
     ACTIVATIONS,
+    ERROR,
     GRADIENTS,
     GRADIENTS_OF,
     NO_SEGMENT,
+    REFUSED,
+    SegmentTask,
     TargetTensor,
     pack,
     pack_copy,
@@ -59,7 +62,6 @@ from edgewire.pipeline.messages import (
 )
 from edgewire.pipeline.node.stage import Place, Stage
 from edgewire.pipeline.node.state import SegmentState
-from edgewire.pipeline.segment_task import ERROR, REFUSED, SegmentTask
 from edgewire.task.process import configure_process
 from edgewire.task.tensors import Tensors, count, mapped, only
 

@@ -22,8 +22,16 @@ from edgewire.compression.flower.server.failure_policy import FailurePolicy
 from edgewire.compression.flower.timed_grid import SlowestReply
 from edgewire.compression.layout import Layout
 from edgewire.pipeline.cuts import Plan
-from edgewire.pipeline.messages import ACTIVATIONS, GRADIENTS, GRADIENTS_OF, NO_SEGMENT, unpack
-from edgewire.pipeline.segment_task import ERROR, REFUSED, SegmentTask
+from edgewire.pipeline.messages import (
+    ACTIVATIONS,
+    ERROR,
+    GRADIENTS,
+    GRADIENTS_OF,
+    NO_SEGMENT,
+    REFUSED,
+    SegmentTask,
+    unpack,
+)
 from edgewire.pipeline.server.activations import ActivationStore
 from edgewire.pipeline.server.link_traffic import Opened, opened, plain_bytes
 from edgewire.pipeline.server.options import Flow

@@ -5,7 +5,6 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from edgewire.compression.flower import flat_record
-from edgewire.compression.flower.headers import HEADER
 from edgewire.compression.flower.server.sent_model import SentModels, SentModelsState
 from edgewire.compression.layout import Layout
 from tests.compression.flower.apps import record_of
@@ -31,11 +30,6 @@ def test_the_first_arrays_are_the_model(models):
     found = models.of(content(config=ConfigRecord(), one=one, two=two), first=True)
     np.testing.assert_array_equal(found.model.vector, np.ones(3, np.float32))
     assert found.plain_bytes == len(one["w"].data)
-
-
-def test_a_record_with_the_libraries_name_is_refused(models):
-    with pytest.raises(ValueError, match="give yours another name"):
-        models.of(content(a=named(w=np.ones(3)), **{HEADER: ConfigRecord()}), first=True)
 
 
 def test_patterns_must_name_something_once():
