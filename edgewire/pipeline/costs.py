@@ -80,14 +80,10 @@ def _tensors(output: Any) -> Iterator[Tensor]:
             yield from _tensors(each)
 
 
-def _there_and_back(module: nn.Module, *given: Any) -> Any:
-    return _back(module(*given))
-
-
 def _train(module: GradientModule, h: Tensor, labels: Tensor) -> Any:
     """Do the arithmetic of `GradientModule.learned` and of the step after it."""
     if not isinstance(module, GradientOfLoss) or module.trained_by == GRADIENTS:
-        return _there_and_back(module, h, labels)
+        return _back(module(h, labels))
     with torch.no_grad():
         module(h, labels)  # its error is measured
     return _back(module.local_loss(h, labels)) if module.trained_by == LOSS else None

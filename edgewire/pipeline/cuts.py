@@ -241,7 +241,7 @@ def _expect_enough(
         whose = "" if norms else " of the modules for synthetic gradients"
         raise TaskError(
             f"BatchNorm{whose} needs mini-batches (and micro-batches) of 2 samples or more: give "
-            f"a larger batch_size{'' if norms or form is None else form.without_batchnorm}"
+            f"a larger batch_size"
         )
 
 

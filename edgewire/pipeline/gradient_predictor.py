@@ -215,11 +215,6 @@ class ModuleForm:
         return bool(self.classes) and any(self._listed or [self.hidden])
 
     @property
-    def without_batchnorm(self) -> str:
-        """The end of an advice: how to have modules without BatchNorm; "" if no option does it."""
-        return " or strategy.hidden=0" if self.module == "gradient_of_loss" else ""
-
-    @property
     def _listed(self) -> list[Any] | None:
         """The numbers of units if each module has its own; None: one number for all."""
         several = hasattr(self.hidden, "__iter__") and not isinstance(self.hidden, str)

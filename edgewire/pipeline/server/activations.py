@@ -34,9 +34,8 @@ class ActivationStore:
     the server sends each gradient in a separate message.
     """
 
-    def __init__(self, labels_for: range, synthetic: bool, state: StoreState | None = None) -> None:
-        self._labels_for, self._synthetic = labels_for, synthetic
-        self._state = StoreState() if state is None else state
+    def __init__(self, labels_for: range, synthetic: bool, state: StoreState) -> None:
+        self._labels_for, self._synthetic, self._state = labels_for, synthetic, state
 
     def put(self, task: Task, name: str, payload: bytes) -> None:
         """Store a payload from a segment; `name`: "output", "gradients" or "labels"."""

@@ -24,12 +24,10 @@ class Placement:
         self,
         grid: OrderedGrid,
         segments: int,
-        holders: list[int | None] | None = None,
-        failed: Counter[int] | None = None,
+        holders: list[int | None],
+        failed: Counter[int],
     ) -> None:
-        self._grid = grid
-        self._failed = Counter[int]() if failed is None else failed
-        self._nodes: list[int | None] = [] if holders is None else holders
+        self._grid, self._nodes, self._failed = grid, holders, failed
         if not self._nodes:
             self._nodes += self._first(segments)
 

@@ -58,13 +58,12 @@ class Snapshots:
         *,
         record_every: int,
         every: int,
-        state: SnapshotsState | None = None,
+        state: SnapshotsState,
     ) -> None:
         parts = plan.parts
         self._plan, self._parts, self._layout = plan, parts, layout
         self._batches, self._record_every, self._every = batches, record_every, every
-        self._places = _places(parts, layout)
-        self._state = SnapshotsState() if state is None else state
+        self._places, self._state = _places(parts, layout), state
         if not self._state.last:
             self._state.begin(
                 [

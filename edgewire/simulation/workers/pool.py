@@ -212,7 +212,7 @@ class Processes:
             self._folders.tell_of(self._workers[index].replies)
             message = self._workers[index].inflight.pop(metadata.reply_to_message_id)
             self._queue.answered(message.metadata.dst_node_id, has_state)
-            self._feed(index)
+            self._feed_all()
             self._replies.append(message_of(content, metadata))
 
     def close(self) -> None:
@@ -256,20 +256,11 @@ class Processes:
         taken: list[list[Message]] = [[] for _ in self._workers]
         for depth in range(1, WINDOW + 1):
             for index, worker in enumerate(self._workers):
-                self._take(index, depth - len(worker.inflight), taken[index])
+                room = len(worker.inflight) + len(taken[index]) < depth
+                if room and (message := self._queue.take(index)) is not None:
+                    taken[index].append(message)
         for worker, messages in zip(self._workers, taken, strict=True):
             self._send(worker, messages)
-
-    def _feed(self, index: int) -> None:
-        """Send messages to a worker until it has `WINDOW` of them."""
-        taken: list[Message] = []
-        self._take(index, WINDOW - len(self._workers[index].inflight), taken)
-        self._send(self._workers[index], taken)
-
-    def _take(self, index: int, count: int, taken: list[Message]) -> None:
-        """Append messages for a worker to `taken`, until it has `count` of them."""
-        while len(taken) < count and (message := self._queue.take(index)) is not None:
-            taken.append(message)
 
     def _send(self, worker: _Worker, messages: list[Message]) -> None:
         """Send messages together; omit a content that is the same as the message's before it."""
