@@ -100,12 +100,6 @@ def test_text_has_contrast(opened, width, scheme):
     assert bad == []
 
 
-def test_a_text_without_contrast_is_found(opened):
-    page = opened()
-    page.add_style_tag(content=":root { --muted: #999999 !important; }")
-    assert any(text.startswith("bytes up") for text in page.evaluate(CONTRAST)[0])
-
-
 def test_the_button_changes_the_theme(opened):
     page = opened(scheme="dark")
     ground = "getComputedStyle(document.body).backgroundColor"
