@@ -144,7 +144,6 @@ def alike():
 
 REFUSED = {
     "float64": (lambda: with_layer(nn.Linear(64, 10)).double(), "must be float32"),
-    "complex": (lambda: with_layer(nn.Linear(64, 10)).to(torch.complex64), "must be float32"),
     "extra": (lambda: with_layer(Extra(64, 10)), "_extra_state cannot travel"),
     "lazy": (lambda: with_layer(nn.LazyLinear(10)), "has no shape yet"),
     "sparse": (lambda: with_buffer(torch.eye(3).to_sparse()), "sparse float32, which cannot"),

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from docs.check import NOT_RUN, TUTORIAL, check_page, main, pages, table
+from docs.check import NOT_RUN, TUTORIAL, check_page, main, pages
 from docs.check_without_running import LISTED, PARSED, ROOT
 from docs.check_without_running import check as check_command
 from docs.commands import blocks
@@ -148,10 +148,6 @@ def test_the_command_prints_a_table_and_the_mistakes(tmp_path, capsys, monkeypat
     page.write_text("```\nmake run\n```\n")
     assert main([str(page)]) == 0
     assert "0 mistakes" in capsys.readouterr().out
-
-
-def test_a_table_leaves_out_pages_without_commands():
-    assert table([(ROOT / "README.md", [])]).splitlines()[-1] == "| all pages | 0 | 0 | 0 | 0 | 0 |"
 
 
 # Running a page
