@@ -115,7 +115,7 @@ class PerParameter(Staleness):
         """Return 1 / max(staleness of the entry, 1)."""
         assert seen is not None
         at = slice(None) if indices is None else indices
-        own = np.maximum(self._state.counts[at] - seen[at], 1).astype(np.float32)
+        own: Vector = np.maximum(self._state.counts[at] - seen[at], 1).astype(np.float32)
         return np.divide(np.float32(1), own, out=own)
 
     def applied(self, indices: Indices | None) -> None:
