@@ -46,7 +46,8 @@ class RobustMean:
         sets = [indices for indices, _ in added if indices is not None]
         union = np.unique(np.concatenate(sets)) if len(sets) == len(added) else None
         if union is not None:  # the columns of the table are the entries of the union
-            added = [(np.searchsorted(union, i).astype(np.uint32), v) for i, v in added]
+            columns = (np.searchsorted(union, indices).astype(np.uint32) for indices in sets)
+            added = [(each, values) for each, (_, values) in zip(columns, added, strict=True)]
         count = self._size if union is None else len(union)
         result = np.empty(count, dtype=np.float32)
         # The table has a row per node and a column per coordinate, for _COLUMNS coordinates at a
@@ -54,12 +55,12 @@ class RobustMean:
         for first in range(0, count, _COLUMNS):
             last = min(first + _COLUMNS, count)
             table = np.full((len(added), last - first), self._fill, dtype=np.float32)
-            for row, (columns, values) in zip(table, added, strict=True):
-                if columns is None:
+            for row, (at, values) in zip(table, added, strict=True):
+                if at is None:
                     row[:] = values[first:last]
                 else:
-                    low, high = find(columns, (first, last))
-                    row[columns[low:high] - first] = values[low:high]
+                    low, high = find(at, (first, last))
+                    row[at[low:high] - first] = values[low:high]
             result[first:last] = self._middle(table)
         missing = np.isnan(result)
         if union is None or not missing.any():

@@ -89,24 +89,6 @@ def test_a_file_replaces_the_seeds_weights_and_must_be_the_same_everywhere(tmp_p
         ran(tmp_path / "other", f"model.file={file}", "seed=1")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("algorithm", ["fedavg_f2i", "esgd"])
-def test_half_precision_trains_as_float32_does(dtype, algorithm, tmp_path):
-    words = [
-        f"algorithm={algorithm}",
-        "rounds=6",
-        "eval_every=6",
-        "model.name=mlp",
-        "trainable=null",
-    ]
-    plain, _ = ran(tmp_path / "plain", *words)
-    half, _ = ran(tmp_path / "half", *words, f"model.dtype={dtype}")
-    assert half["loss"] == pytest.approx(plain["loss"], rel=0.1)  # depends on the CPU
-    assert half["loss"] != plain["loss"]
-    kinds = {t.dtype for t in load_file(tmp_path / "half" / "model.safetensors").values()}
-    assert kinds == {getattr(torch, dtype)}
-
-
 class Normed(nn.Module):
     """A backbone with BatchNorm, with and without parameters, counters and dropout; and a head."""
 

@@ -51,14 +51,6 @@ def test_warnings_are_marked_without_a_log_handler(monkeypatch, capsys):
     assert capsys.readouterr().err == "WARNING:edgewire:node 7 is gone\n"
 
 
-def test_warnings_are_unchanged_with_a_log_handler(monkeypatch):
-    log = logging.getLogger("edgewire")
-    monkeypatch.setattr(log, "handlers", shown := [logging.NullHandler()])
-    mark_warnings()
-    assert log.handlers == shown
-    assert len(shown) == 1
-
-
 def refused_with(status):
     """Return the error that Flower's grid raises when the server refuses a call."""
     response = httpx.Response(status, request=httpx.Request("POST", "http://server"))

@@ -144,22 +144,6 @@ def test_a_reply_in_time_resets_the_misses():
     assert exchange.resting() == set()
 
 
-@pytest.mark.parametrize("quorum", [2, NODES])
-def test_lost_replies_are_not_fetched_for_ever(quorum, lates):
-    exchange, _ = exchange_over(Network(1e9, 1e9, 100.0, 0.001, loss=0.3), seed=2)
-    (late,) = lates
-    lost, longest = 0, 0
-    for number in range(1, 201):
-        answers = exchange(messages(number), quorum, 2.0)
-        assert set(rounds_of(answers).values()) <= {number}
-        lost += NODES - len(answers)
-        longest = max(longest, len(late))
-        del answers
-        assert len(answers_kept) <= len(late)
-    assert lost > 200
-    assert longest < 8 * NODES  # no node loses 8 replies in a row
-
-
 class Remote:
     """A fake grid in real time: the nodes in `failed` reply with errors, the others are silent."""
 

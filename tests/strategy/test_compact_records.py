@@ -11,7 +11,6 @@ from tests.runs import composed
 FEW = ["rounds=3", "local_steps=2"]
 KINDS = {
     "a strategy of Flower's": [*FEW, "downlink=f2i", "strategy.fraction_evaluate=1"],
-    "FedProx": [*FEW, "strategy=fedprox"],
     "sparse averaging": ["rounds=4", "algorithm=esgd", "strategy.verify_every=2"],
     "index sets by context": [
         *FEW, "algorithm=fedavg_topk", "strategy=sparse_averaging", "strategy.update=delta",
@@ -21,7 +20,6 @@ KINDS = {
     "pushes": ["algorithm=adacomp", "strategy.pushes=12", "eval_every=4"],
     "pushes, a downlink": ["algorithm=fedbuff", "strategy.pushes=12", "downlink=int8"],
     "native tensors": [*FEW, "model=vgg16_narrow", "model.size=8", "batch_size=32"],
-    "tied weights, a residual": ["rounds=3", "algorithm=dgc", "local_epochs=1"],
 }  # fmt: skip
 BESIDE = [f"{way}_{kind}_bytes" for way in ("uplink", "downlink") for kind in ("header", "other")]
 

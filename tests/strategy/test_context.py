@@ -32,7 +32,6 @@ UPLINKS = {
 DOWNLINKS = {
     "average": {},
     "topk": {"sparsifier": "topk", "density": 0.2, "feedback": True},
-    "exact": {"exact": ["fc.bias"]},
 }
 ROUNDS = {"rounds": 7}
 LOST = {(2, 2): breaks, (3, 3): nan, (1, 5): breaks}
@@ -130,12 +129,6 @@ def test_differences_by_context_make_the_same_run(uplink, network, how, seeded):
     expect_same(one, other)
     assert any(activity.any() for activity in one.strategy.state.deltas.activities.values())
     assert not other.strategy.state.deltas.activities
-
-
-def test_differences_by_context_with_tensors_that_are_sent_whole():
-    run = {"run": {"rounds": 30, "follow": "differences", "fraction_train": 0.25}}
-    one = trained("context", "topk", "exact", **run)
-    expect_same(one, trained("entropy", "topk", "exact", **run))
 
 
 def test_versions_that_were_deleted_keep_their_context_on_their_way(monkeypatch):

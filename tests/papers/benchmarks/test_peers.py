@@ -1,17 +1,11 @@
 """The code in `papers/benchmarks/peers.py` does the work for which it is timed."""
 
-import importlib.util
-
 import pytest
 import torch
 
 from papers.benchmarks import peers
 
 SMALL = peers.Work(nodes=20, cohort=10, samples=30, lr=0.1)
-
-
-def test_lenet5_size() -> None:
-    assert sum(p.numel() for p in peers.LeNet5().parameters()) == 61_706
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -35,11 +29,3 @@ def test_bare_child_learns() -> None:
         assert len(child(2)) == 2
         assert len(child(25)) == 25
     assert child.losses[27] < 0.8 * child.losses[2]
-
-
-def test_without_pfl_one_line_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert peers.pfl_seconds(1) is None
-    assert capsys.readouterr().err == peers.PFL_MISSING + "\n"

@@ -51,19 +51,3 @@ def test_both_make_the_same_model(algorithm: str) -> None:
         losses.append(loop.test_loss())
     np.testing.assert_array_equal(loop.vector.numpy(), trained(words))
     assert losses[-1] < 0.95 * losses[0]
-
-
-def test_a_target_that_is_not_reached_is_named() -> None:
-    fell = {"loss": [[1, 2.0], [9, 1.0]]}
-    good = {"bare": fell, steps.OURS: fell, steps.OURS_2: fell, "ours / bare": 1.2}
-    assert steps.unmet({"lenet5": {"sgd": {**good, "ray / ours": 4.5}}, "mlp": {}}) == []
-    slow = {**good, "ours / bare": 1.3, "ray / ours": 3.5}
-    assert steps.unmet({"lenet5": {"sgd": slow}}) == [
-        "lenet5, sgd: ours / bare is 1.3, not 1.25",
-        "lenet5, sgd: ray / ours is 3.5, not 4.0",
-    ]
-    rose = {"loss": [[1, 2.0], [9, 3.0]]}
-    assert steps.unmet({"mlp": {"sgd": {**good, "bare": rose}}}) == [
-        "mlp, sgd: a loss did not fall",
-        "mlp, sgd: the losses differ",
-    ]

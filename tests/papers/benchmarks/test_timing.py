@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from papers.benchmarks.screening import PARTS
-from papers.benchmarks.timing import AtOnce, Child, Turns, compare
+from papers.benchmarks.timing import Child, Turns, compare
 
 
 def contestant(pace: list[float], cost: float) -> Callable[[int], list[float]]:
@@ -32,14 +31,6 @@ def test_ratio_survives_a_change_of_pace() -> None:
     assert "ratio" not in result["bare"]
 
 
-def test_ratio_survives_one_disturbed_block() -> None:
-    slow = iter([1.0, 1.0, 50.0, 1.0, 1.0, 1.0])
-    result = compare(
-        {"bare": lambda n: [1.0] * n, "a": lambda n: [next(slow)] * n}, cycles=5, rounds=2
-    )
-    assert result["a"]["ratio"] == 1.0
-
-
 def test_each_block_runs_the_requested_rounds() -> None:
     requests, reports, ran = iter([2, 3, 0]), [], 0
     turns = Turns(lambda: next(requests), reports.append)
@@ -56,15 +47,3 @@ def test_a_child_that_ends_is_reported() -> None:
         pytest.raises(RuntimeError, match="exit code 3"),
     ):
         child(1)
-
-
-def test_at_once_shares_a_round_among_its_children() -> None:
-    both = AtOnce(lambda n: [1.0] * n, lambda n: [1.2] * n)
-    assert both(3) == pytest.approx([0.55] * 3)
-
-
-def test_the_functions_that_are_timed_exist() -> None:
-    """`papers.benchmarks.screening` names them as text."""
-    for places in PARTS.values():
-        for where, name in places:
-            assert callable(getattr(where, name)), name

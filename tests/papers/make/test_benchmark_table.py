@@ -107,11 +107,3 @@ def test_an_unknown_benchmark_is_named(root, capsys):
     with pytest.raises(SystemExit):
         measure(["sizes"], root)
     assert "NAME MODULE" in capsys.readouterr().err
-
-
-def test_a_damaged_file_is_named(root, capsys):
-    define(root, LOOKED_UP)
-    measured_file(root, "sizes").parent.mkdir(parents=True)
-    measured_file(root, "sizes").write_text("[]")
-    assert main([], root) == 2
-    assert "nothing that a benchmark left" in capsys.readouterr().err

@@ -80,13 +80,6 @@ def test_means_over_seeds_have_an_interval():
     assert shown("accuracy", *runs) == "79.50 ± 6.35 (2 of 3 runs)"
 
 
-@pytest.mark.parametrize("name", ["accuracy", "loss", "time a round", "top5"])
-def test_a_number_that_no_run_has_is_a_dash(name):
-    lacking = dict.fromkeys(("accuracy", "top5", "loss", "virtual_seconds"))
-    run = made(**lacking)
-    assert shown(name, run) == "-"
-
-
 @pytest.mark.parametrize(
     ("ours", "verdict", "cell"),
     [

@@ -3,14 +3,10 @@
 `tests/papers/make/test_results.py` compares all other texts and tables with the repository's pages.
 """
 
-import json
-import random
-
 import pytest
 
 from papers.make.results import main, outputs
-from papers.make.run_archive import archive_file, read_archive
-from tests.papers.make.made_pages import PAGE, define, packed, rows_of, run, unpacked, written
+from tests.papers.make.made_pages import PAGE, define, rows_of, run, written
 
 
 def test_one_seed_is_marked_and_missing_runs_are_named(root):
@@ -52,13 +48,3 @@ def test_a_picture_shows_each_row_in_both_directions_and_is_drawn_anew(ran):
     written(ran)
     assert picture.read_bytes() != first
     assert main(["--check"], ran) == 0
-
-
-def test_pages_do_not_depend_on_the_order_of_kept_runs(ran):
-    text = written(ran)
-    for _ in range(3):
-        runs = json.loads(unpacked(archive_file(ran, "e")))
-        random.shuffle(runs["runs"])
-        archive_file(ran, "e").write_bytes(packed(json.dumps(runs)))
-        assert len(read_archive(archive_file(ran, "e"))) == 6
-        assert written(ran) == text

@@ -52,12 +52,6 @@ def test_only_rounds_that_all_seeds_measured_are_drawn(root):
     assert drawn(root).rows[0].curves[0].x == pytest.approx([0, 30])
 
 
-def test_a_quantity_that_was_not_measured_has_no_curve(root):
-    define(root, CURVES.replace("picture: accuracy", "picture: train_loss"))
-    keep_run(root, "lr=1", 0, [0.1, 0.5, 0.7])
-    assert drawn(root) is None
-
-
 def test_the_picture_is_on_the_page_and_drawn_anew_for_another_axis(root):
     define(root, CURVES)
     keep_run(root, "lr=1", 0, [0.1, 0.5, 0.7])
@@ -117,10 +111,3 @@ def test_the_front_holds_the_points_that_no_other_beats(points, higher):
         points[i] for i in beaten
     }
     assert [sent[i] for i in found] == sorted({sent[i] for i in found})
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_front_of_several_points_is_in_the_legend(count):
-    points = [Point(f"p{i}", 80.0 + i, None, (1e6 * (i + 1), 1e6)) for i in range(count)]
-    labels = [line.get_label() for line in Scatter(points).draw().axes[0].lines]
-    assert ("front" in labels) == (count > 1)

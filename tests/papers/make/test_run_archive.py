@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from edgewire.report.reader import ResultsError
-from papers.make.run_archive import ROOT, ROWS, archive_file, commit_of, main, read_archive
+from papers.make.run_archive import ROWS, archive_file, commit_of, main, read_archive
 from tests.papers.make.made_pages import packed, unpacked
 from tests.report.made_runs import add_job
 
@@ -98,13 +98,6 @@ def test_a_curve_is_thinned_evenly_and_keeps_its_ends(root, count):
     assert "virtual_seconds" not in run.result["curve"]
 
 
-def test_numbers_that_are_not_finite_are_null(root):
-    add(root / "sweep", "seed=0", [{"round": 1, "accuracy": float("nan")}], loss=float("inf"))
-    keep(root, root / "sweep")
-    assert kept(root)[0].result["loss"] is None
-    json.loads(unpacked(archive_file(root, "e")), parse_constant=pytest.fail)
-
-
 def test_invalid_input_does_not_change_kept_runs(root, sweep, capsys):
     keep(root, sweep)
     before = archive_file(root, "e").read_bytes()
@@ -147,34 +140,18 @@ def test_a_commit_is_marked_if_code_was_changed(root, sweep):
     assert {run.result["commit"] for run in kept(root)} == {clean}
 
 
-def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert commit_of(tmp_path) == ""
-
-
-def test_git_does_not_ignore_a_new_archive():
-    new = archive_file(ROOT, "f2i").with_name("new.json.xz")
-    done = subprocess.run(["git", "-C", str(ROOT), "check-ignore", "-q", str(new)], check=False)
-    assert done.returncode in (1, 128)  # not ignored; 128: the tests run outside of a repository
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         (None, ""),
-        (None, "[]"),
         (None, '{"runs": 1}'),
         (None, '{"experiment": "e", "runs": [{}]}'),
         ("\n]}", ""),
         ('"experiment": "e"', '"experiment": "f"'),
-        ('"seed": 0', '"seed": "0"'),
         ('"seed": 1', '"seed": 0'),
-        ('"failures": 0', '"failures": null'),
         ('"accuracy": 0.5', '"accuracy": "high"'),
-        ('"accuracy": 0.5', '"accuracy": NaN'),
         ('"uplink_bytes": 1000000, ', ""),
         ('"round": [1]', '"round": [1, 2]'),
-        ('"round": [1]', '"round": ["1"]'),
     ],
 )
 def test_an_archive_in_another_format_is_refused(root, old, new):
@@ -190,21 +167,3 @@ def test_an_archive_in_another_format_is_refused(root, old, new):
     with pytest.raises(ResultsError, match=f"^{file} .*") as error:
         read_archive(file)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"{}", lambda data: b""])
-def test_a_damaged_archive_is_one_line(root, sweep, damage, capsys):
-    keep(root, sweep)
-    file = archive_file(root, "e")
-    file.write_bytes(damage(file.read_bytes()))
-    capsys.readouterr()
-    for words in ([str(sweep)], ["--show"]):
-        assert main(["e", *words], root) == 2
-        assert capsys.readouterr().err.startswith(f"error: {file} is no file of archived runs: ")
-
-
-@pytest.mark.parametrize("words", [[], ["--show", "x"]])
-def test_folders_or_show_must_be_given(root, words, capsys):
-    with pytest.raises(SystemExit):
-        main(["e", *words], root)
-    assert "--show" in capsys.readouterr().err

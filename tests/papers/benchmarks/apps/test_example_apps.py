@@ -60,12 +60,6 @@ def test_a_clientapps_first_mod_is_the_compression_mod(made, expected):
     assert app == f"app = {expected}"
 
 
-@pytest.mark.parametrize("text", ["app = ServerApp(server_fn=f)", "app = 3"])
-def test_an_app_without_a_place_for_a_line_is_reported(text):
-    with pytest.raises(ValueError, match=r"0 functions|0 of them"):
-        (with_compression_mod if "3" in text else with_compressed_grid)(text, "from lib import", "")
-
-
 def test_every_message_is_counted_a_second_time(tmp_path):
     server = SERVER + (
         "    grid.push_messages(ask(grid, 'train'))\n"

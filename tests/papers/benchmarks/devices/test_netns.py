@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from edgewire.machine.errors import UsageError
-from papers.benchmarks.devices.namespaces import beside
 from papers.benchmarks.devices.netns import SERVER, lines
 
 SENDS = """
@@ -31,12 +30,3 @@ def test_a_link_counts_its_bytes_and_is_removed():
     assert 10_420 <= sent < 13_000  # Ethernet, IP and UDP headers take 42 bytes for each packet
     there = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     assert not {made.server, *made.nodes} & set(there.stdout.split())
-
-
-def test_counted_bytes_are_compared_with_the_result():
-    result = {"uplink_bytes": 1000, "downlink_bytes": 0}
-    found = beside(result, {"up": 50, "down": 7}, {"up": 1150, "down": 9})
-    assert found == {
-        "up": {"payloads": 1000, "line": 1100, "ratio": 1.1},
-        "down": {"payloads": 0, "line": 2},
-    }
