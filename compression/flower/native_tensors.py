@@ -192,6 +192,14 @@ class Initial:
         return dict(zip(names, np.split(update.values, len(names)), strict=True))
 
 
+def native_bytes(initial: Initial | None) -> int:
+    """Return the bytes of native tensors as Flower sends them, without frozen parameters."""
+    if initial is None:
+        return 0
+    sent = (array for name, array in initial.arrays.items() if name not in initial.frozen)
+    return sum(len(Array(array).data) for array in sent)
+
+
 def differing(arrays: Mapping[str, NDArray[Any]], base: Mapping[str, NDArray[Any]]) -> Arrays:
     """Return the arrays that differ in any bit from those in `base`, in the order of `base`."""
     return {name: arrays[name] for name in base if not _same(arrays[name], base[name])}
