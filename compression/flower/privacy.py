@@ -75,10 +75,9 @@ def expect_clip_kept(codec: Codec, own: Sequence[NativeTensor], layout: Layout) 
 
 def within_clip(codec: Codec, delta: Vector, layout: Layout, clip: float, seed: int) -> Vector:
     """Scale an update down slightly if its norm after decoding would exceed `clip`."""
-    norm = _decoded_norm(codec, delta, layout, seed)
-    while norm > clip:  # usually one pass; the scaled delta may be rounded differently
+    # Usually one pass; the scaled delta may be rounded differently.
+    while (norm := _decoded_norm(codec, delta, layout, seed)) > clip:
         delta = delta * np.float32(clip / norm * (1 - 1e-6))
-        norm = _decoded_norm(codec, delta, layout, seed)
     return delta
 
 

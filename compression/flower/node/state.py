@@ -23,7 +23,6 @@ PENDING = "edgewire-pending"  # the app's record as the last reply left it, unti
 # Entries of MEMORY, in addition to the codec's arrays.
 _LAST, _LAST_ACTIVITY = "last-payload", "last-activity"
 _NO_COORDINATES = ("loss", "steps")  # entries of MEMORY that hold one number, not one per parameter
-NONE_TIED: dict[str, str] = {}
 Arrays = dict[str, NDArray[Any]]
 log = getLogger("edgewire")
 
@@ -196,7 +195,7 @@ class NodeState:
         layout: Layout,
         *,
         applied: int | None,
-        tied: Mapping[str, str] = NONE_TIED,
+        tied: Mapping[str, str] = {},
         add_back: bool = True,
         context: SharedContext | None = None,
         **options: Any,

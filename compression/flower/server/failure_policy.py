@@ -135,8 +135,7 @@ class FailurePolicy:
 
     def _cause(self) -> str:
         """Return the most frequent reason of this round, and a hint."""
-        usual = Counter(self._reasons or ["no reply held an update"]).most_common(1)
-        reason = usual[0][0]
+        reason = Counter(self._reasons or ["no reply held an update"]).most_common(1)[0][0]
         hint = next((hint for sign, hint in HINTS.items() if sign in reason), "")
         if not self._traffic.client_updates and any(sign in reason for sign in LOOKUPS):
             hint = f"if it found a payload in place of the model's arrays, {MOD}"
@@ -145,10 +144,8 @@ class FailurePolicy:
     def end(self) -> None:
         """Raise `PayloadError` if the server asked for training and never used an update."""
         if self._state.asked and not self._traffic.client_updates:
-            failed = self._traffic.failures
-            said = (
-                f"no update could be used ({self._cause()})" if failed else "no node has answered"
-            )
+            why = f"{UNUSABLE} ({self._cause()})"
+            said = why if self._traffic.failures else "no node has answered"
             raise PayloadError(f"{said}: the model is as it was")
 
     def failed(self, source: int, every: Iterable[int], what: str, reason: str) -> None:

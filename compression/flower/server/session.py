@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from ...base import PayloadError
@@ -27,6 +27,7 @@ from ..native_tensors import (
     NONE,
     OTHER_INITIAL,
     Initial,
+    native_bytes,
     native_payload,
     with_payload,
 )
@@ -108,11 +109,9 @@ class InitialModel(NamedTuple):
 
         `from_seed`: True if the nodes make the vector themselves from the run's seed.
         """
-        natives = natives or NONE
-        sent = {name: Array(a) for name, a in natives.arrays.items() if name not in natives.frozen}
-        plain_bytes = flower_bytes(arrays) + flower_bytes(ArrayRecord(sent))
+        plain_bytes = flower_bytes(arrays) + native_bytes(natives)
         seeded = to_vector(arrays).copy() if from_seed else None
-        return cls(layout, plain_bytes, natives, seeded)
+        return cls(layout, plain_bytes, natives or NONE, seeded)
 
 
 class ServerSession:
