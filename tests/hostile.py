@@ -15,7 +15,7 @@ from edgewire.compression.batchnorm import own_name
 from edgewire.compression.decoder import decode_update, describe
 from edgewire.compression.flower import payload_of, payload_record
 from edgewire.compression.flower.headers import HEADER
-from edgewire.compression.flower.native_tensors import NATIVE, Initial, sent_natives
+from edgewire.compression.flower.native_tensors import NATIVE, Initial, native_payload
 from edgewire.compression.flower.records import STYPE
 from edgewire.compression.make import make_codec
 from edgewire.conf.build import vectors_of
@@ -276,8 +276,8 @@ def vectors(change: Callable[[Any, Any], Any]) -> Attack:
         beside = vectors_of(trainer.config, trainer.local, trainer.layout)
         initial = Initial(trainer.flat.natives(), vectors=beside)
         record = reply.content["arrays"]
-        before = initial.all(sent_natives(message.content["arrays"]))
-        after = initial.all(sent_natives(record))
+        before = initial.all(native_payload(message.content))
+        after = initial.all(native_payload(reply.content))
         made = {n: np.float32(change(after[n], before[n])) for n in beside.names}
         if data := initial.payload({**after, **made}):
             record[NATIVE] = Array("uint8", (len(data),), STYPE, data)
