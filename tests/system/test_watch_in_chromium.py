@@ -43,7 +43,7 @@ def until(page, text, seconds=60):
 
 def test_a_real_run_is_watched(browser, tmp_path):
     folder = tmp_path / "<img src=x onerror=alert(1)>"
-    command = ["run.py", "algorithm=fedavg_f2i_both", "rounds=300", "engine.workers=1"]
+    command = ["run.py", "algorithm=fedavg_f2i_both", "rounds=60", "engine.workers=1"]
     complaints = []
     with watching(folder) as address:
         page = browser.new_page(service_workers="block")
@@ -65,7 +65,7 @@ def test_a_real_run_is_watched(browser, tmp_path):
             run.send_signal(signal.SIGSTOP)  # the page is made every ten seconds, the run is faster
             until(page, "running, round ")
             run.send_signal(signal.SIGCONT)
-            until(page, "finished, round 300 of 300")
+            until(page, "finished, round 60 of 60")
             assert run.wait(60) == 0
         finally:
             run.kill()
