@@ -63,10 +63,10 @@ def test_a_real_run_is_watched(browser, tmp_path):
             history = folder / "history.jsonl"
             eventually(lambda: history.exists() and history.read_bytes().count(b"\n") > 1)
             run.send_signal(signal.SIGSTOP)  # the page is made every ten seconds, the run is faster
-            until(page, "running, round ")
+            until(page, "running, round ", seconds=180)
             run.send_signal(signal.SIGCONT)
             assert run.wait(300) == 0  # a slow machine's run takes longer than a page may
-            until(page, "finished, round 100 of 100")
+            until(page, "finished, round 100 of 100", seconds=180)
         finally:
             run.kill()
             run.wait()
