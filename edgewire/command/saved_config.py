@@ -46,6 +46,8 @@ CONTINUE = "continue"  # the override's key; also the name of Hydra's jobs in a 
 # overrides that `resume=` and `continue=` allow
 BESIDE = ("engine.", "logger=", "logger.", "+logger.", "verbose=", "checkpoint_every=")
 FILES = ("dataset.root=", "model.file=")  # a resumed run may find its files at other paths
+# Options of strategies in older releases, and the value with which they had no effect.
+GONE: dict[str, Any] = {"in_flight": 1, "memory_mb": None}
 # overrides that only `continue=` allows
 BESIDE_SWEEP = (*BESIDE, "stop_on_failure=", "hydra/launcher=", "hydra.launcher.")
 
@@ -249,6 +251,10 @@ def completed(composed: DictConfig) -> DictConfig:
             raise ConfigError(f"{word}: a saved configuration takes single keys, as in lr=0.1")
     values = cast(dict[str, Any], OmegaConf.to_container(composed))  # a choice is not resolved
     renamed = with_targets(values, lambda _, name: ("." in name and new_name(name)) or name)
+    strategy = renamed.get("strategy") or {}
+    kept = {key: v for key, v in strategy.items() if key not in GONE or v != GONE[key]}
+    if kept != strategy:
+        renamed = {**renamed, "strategy": kept}
     if renamed != values:  # for one release
         line = "warning: the configuration has names of an older EdgeWire; today's are taken"
         print(line, file=sys.stderr)
