@@ -171,7 +171,7 @@ def run(composed: DictConfig, folder: Path) -> None:
             name=f"job {hydra.job.num}: " if hydra.mode is RunMode.MULTIRUN else "",
             metric=metric,
         )
-        logs = logged(loggers, folder, values["config"], metric.name, resumes())
+        logs = logged(loggers, folder, values["config"], resumes())
         with result_aside(folder), logs, progress:
             engine(task)
     except NotWritten as error:

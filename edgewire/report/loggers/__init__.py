@@ -24,16 +24,15 @@ class LoggedRun:
     """The run that a logger logs.
 
     `folder`: the run's folder; `name`: the last two parts of its path; `group`: those of the sweep
-    that the run belongs to, or None; `metric`: the name of the run's main metric; `config`: the
-    resolved configuration; `resumed`: whether the run continues an earlier one in this folder;
-    `saved`: what `Logger.begin` returned in that earlier run, else empty; `began`: the Unix time of
-    the run's start; the rows count their `seconds` from it.
+    that the run belongs to, or None; `config`: the resolved configuration; `resumed`: whether the
+    run continues an earlier one in this folder; `saved`: what `Logger.begin` returned in that
+    earlier run, else empty; `began`: the Unix time of the run's start; the rows count their
+    `seconds` from it.
     """
 
     folder: Path
     name: str
     group: str | None
-    metric: str
     config: Mapping[str, Any]
     resumed: bool
     saved: Mapping[str, Any]

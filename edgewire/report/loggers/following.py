@@ -78,19 +78,19 @@ def _made(key: str, node: Any) -> Logger:
 
 
 def logged(
-    loggers: Mapping[str, Logger], folder: Path, config: str, metric: str, resumed: bool
+    loggers: Mapping[str, Logger], folder: Path, config: str, resumed: bool
 ) -> AbstractContextManager[None]:
     """Return the context in which the loggers log this job's run (`logging_run`).
 
-    `folder`: the run's folder; `config`: its configuration as JSON; `metric`: its main metric;
-    `resumed`: whether the run continues an earlier one in this folder.
+    `folder`: the run's folder; `config`: its configuration as JSON; `resumed`: whether the run
+    continues an earlier one in this folder.
     """
     hydra, group, parts = HydraConfig.get(), None, folder.parts[-2:]  # such as DATE, TIME
     if hydra.mode is RunMode.MULTIRUN:
         group = "_".join(Path(hydra.sweep.dir).absolute().parts[-2:])
         parts = (group, folder.name)
     values, name = json.loads(config), "_".join(parts)
-    run = LoggedRun(folder, name, group, metric, values, resumed, saved={}, began=time.time())
+    run = LoggedRun(folder, name, group, values, resumed, saved={}, began=time.time())
     return logging_run(loggers, run)
 
 

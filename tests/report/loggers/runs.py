@@ -27,5 +27,5 @@ def finish(folder, rows, **more):
 
 def made_run(folder, *, resumed=False, **more):
     config = {"lr": 0.1, "model": {"name": "mlp", "file": None}, "packages": ["a", "b"]}
-    values = {"name": "run", "group": "sweep", "metric": "accuracy", "saved": {}, **more}
+    values = {"name": "run", "group": "sweep", "saved": {}, **more}
     return LoggedRun(folder, config=config, resumed=resumed, began=time.time(), **values)
