@@ -169,7 +169,10 @@ class Target:
     groups: tuple[inspect.Parameter, ...] = ()
 
     def made(self, *args: Any, **options: Any) -> Any:
-        """Return a new object of the class, made with the checked arguments and the caller's."""
+        """Return a new object of the class, made with the checked arguments and the caller's.
+
+        Raises `ConfigError` for an argument that both the configuration and the caller give.
+        """
         own = {
             key: value.made() if isinstance(value, Target) else copy.deepcopy(value)
             for key, value in self.options.items()
@@ -179,6 +182,10 @@ class Target:
                 default, kind = parameter.default, parameter.annotation
                 same = isinstance(default, kind)
                 own[parameter.name] = replace(default, **given) if same else kind(**given)
+        if twice := own.keys() & options.keys():
+            key = min(twice)
+            hint = f"give {key}= in its place" if hasattr(Config, key) else "drop it"
+            raise ConfigError(f"the run itself sets {key}: {hint}")
         return self.make(*args, **own, **options)
 
 
