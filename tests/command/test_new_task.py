@@ -52,14 +52,8 @@ def test_the_folder_is_the_template_with_the_name(tmp_path, monkeypatch):
 
 WRONG = {
     "no name": ([], "takes one name"),
-    "two names": (["a", "b"], "takes one name"),
     "a path": (["a/b"], "'a/b' is no name for a task"),
-    "a folder above": ([".."], "'..' is no name for a task"),
-    "nothing": ([""], "'' is no name for a task"),
-    "a digit first": (["1x"], "'1x' is no name for a task"),
-    "a line": (["a\nb"], r"'a\nb' is no name for a task"),
     "another alphabet": (["größe"], "is no name for a task"),
-    "hidden": (["_x"], "'_x' is no name for a task"),
     "too long": (["a" * 101], "is no name for a task"),
     "a keyword": (["class"], "class has a meaning in Python"),
     "a test": (["test_x"], "test_x names a test, which Flower does not send"),
@@ -69,7 +63,6 @@ WRONG = {
     "a folder of ours": (["client"], "client is a package that Python has already"),
     "an experiment of ours": (["f2i"], "experiment=f2i is one of EdgeWire's"),
     "a folder": (["there"], "there is there already: choose another name"),
-    "a file": (["file"], "file is there already: choose another name"),
 }
 
 

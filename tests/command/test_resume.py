@@ -117,12 +117,6 @@ def test_changes_to_the_folder_are_named(cli, stopped):
     assert cli(f"resume={stopped}")[0] == 0  # the refused attempts have not damaged the run
 
 
-def test_another_run_in_the_same_folder_leaves_no_checkpoint_of_the_first(cli, stopped):
-    words = ["algorithm=esgd", "nodes=2", "rounds=2", "checkpoint_every=0", "engine.workers=1"]
-    assert cli(*words, f"hydra.run.dir={stopped}")[0] == 0
-    assert not (stopped / checkpoint_file.FILE).exists()
-
-
 def test_a_run_whose_model_cannot_be_written_ends_with_1_and_is_resumed(cli, tmp_path, monkeypatch):
     folder, renamed = tmp_path / "full", os.replace
     monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)

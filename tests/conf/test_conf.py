@@ -86,10 +86,6 @@ def test_int8_is_another_name_for_f2i():
     assert config(*(w.format("int8") for w in words)) == config(*(w.format("f2i") for w in words))
 
 
-def test_losses_are_accepted_with_a_time_out():
-    assert config("network=lte", "network.loss=0.1", "timeout=60").network.loss == 0.1
-
-
 GROUPS_OF_VALUES = [*FREE, "strategy", "engine", "screen", "downlink", "gradients"]
 NO_KEYS = ["+nonsense=3", "++nonsense=3", "+model.nonsense=3", "+defaults=[{hydra/launcher:x}]"]
 NO_KEYS += [f"+{group}.nonsense={value}" for group in GROUPS_OF_VALUES for value in (1, "{a:1}")]
@@ -123,14 +119,6 @@ def test_an_undeclared_key_is_refused_wherever_it_is_added(word, way):
 def test_the_tests_fast_composition_equals_hydras(words):
     assert composed(*words) == compose_config(words)
     assert run_config(composed(*words)) == run_config(compose_config(words))
-
-
-def test_the_command_line_overrides_a_preset():
-    made = config("algorithm=fedavg_f2i", "compression.coder=raw", "strategy=fedadam", "nodes=3")
-    assert made.compression.quantizer == "int8"
-    assert made.compression.coder == "raw"
-    assert made.strategy["_target_"].endswith("FedAdam")
-    assert made.nodes == 3
 
 
 def test_the_default_is_compressed_both_ways():
