@@ -16,6 +16,7 @@ from typing import Any, NoReturn, cast
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -153,12 +154,20 @@ def resuming(argv: list[str]) -> list[str]:
     own = [f"hydra.run.dir={quoted(str(folder))}", f"hydra.job.name={RESUME}"]
     saved = ["--config-path", str(folder / ".hydra"), "--config-name", "config"]
     return [
-        *with_loggers(others),
+        *with_loggers([_from_here(word) for word in others]),
         *SETTINGS,
         *own,
         *saved,
         *_config_dir(folder / ".hydra" / "hydra.yaml"),
     ]
+
+
+def _from_here(word: str) -> str:
+    """Return an override; the path of one of `FILES` is absolute, unless it has references."""
+    if not word.startswith(FILES) or "${" in word:
+        return word
+    path = cast(str | None, OverridesParser.create().parse_override(word).value())
+    return f"{_key(word)}={quoted(str(Path(path).expanduser().absolute()))}" if path else word
 
 
 def with_loggers(words: list[str]) -> list[str]:

@@ -71,13 +71,15 @@ def table(tmp_path, monkeypatch):
 TABLE = ["dataset=csv", "dataset.root=t.csv", "model=table_mlp", "model.columns=2"]
 
 
-def test_a_run_is_resumed_from_another_folder(cli, stop, table, tmp_path, monkeypatch):
-    """Relative paths start at the folder of the run's start; an override names moved files."""
+@pytest.mark.parametrize("words", [[], ["dataset.root=../b/t"]])
+def test_a_run_is_resumed_from_another_folder(cli, stop, table, tmp_path, monkeypatch, words):
+    """Relative paths are those of the run's start; an override names files that have moved."""
     stop(*TABLE, "model.outputs=2")
     (tmp_path / "b").mkdir()
     monkeypatch.chdir(tmp_path / "b")
-    (table / "t.csv").rename(tmp_path / "b" / "t")
-    code, printed = cli("resume=../stopped", "dataset.root=../b/t")
+    if words:
+        (table / "t.csv").rename(tmp_path / "b" / "t")
+    code, printed = cli("resume=../stopped", *words)
     assert (code, printed.err) == (0, "")
     assert len(rows_of(tmp_path / "stopped")) == 6
     assert Path.cwd() == tmp_path / "b"
