@@ -83,6 +83,9 @@ def _faults(words: Sequence[str]) -> Iterator[str]:
     for each in values:
         if several and not each.is_add() and _node(common, each.key_or_group) is None:
             yield f"not all choices of the sweep have {each.key_or_group}: give ++{each.input_line}"
+    for word in (word for word in words if word.startswith("~")):
+        known = _node(common, key := word.lstrip("~").partition("=")[0]) is not None
+        yield f"{word}: every run has that key" if known else unknown_key(key)
 
 
 def _variants(word: Override) -> list[Override]:
@@ -104,6 +107,8 @@ def _wrong_value(word: Override, config: DictConfig) -> Iterator[str]:
     key, node = word.key_or_group, _node(config, word.key_or_group)
     if node is None and not word.is_add():
         yield unknown_key(key)
+    elif node is not None and word.is_add() and not key.startswith("hydra."):
+        yield f"{key} is there already: give {str(word.input_line).removeprefix('+')}"
     try:
         OmegaConf.update(config.copy(), key, word.value(), force_add=word.is_add())
     except OmegaConfBaseException as error:
