@@ -1,4 +1,4 @@
-"""The samples of each node: their indices, the prepared tensors, and mini-batches."""
+"""The samples of each node: those that it trains on or holds back, and its mini-batches."""
 
 import functools
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Encodes an update into a payload: bytes with a header that describes their contents.
+"""Encodes an update into a payload, in the long or the short form; what it leaves is a residual.
 
 The page docs/payload.md describes the format.
 """

@@ -34,7 +34,6 @@ KNOWS = {
         "machine",
         "pipeline",
         "report",
-        "simulation",
         "strategy",
         "task",
     },

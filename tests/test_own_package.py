@@ -54,7 +54,7 @@ def own(tmp_path):
 WRONG = {
     "compression.chunkk=3": "no key compression.chunkk; did you mean compression.chunk?",
     "downlink.chunk=3": "downlink: option chunk does not go with sparsifier dense",
-    "model._target_=nett": "it is in none of packages=[mine]; did you mean net?",
+    "model._target_=nett": "it is in none of packages=[mine]; give PACKAGE.NAME",
     "model._target_=np": "model._target_=mine.np cannot be called",
     "packages=[]": "_target_=Clipped: give PACKAGE.NAME, or packages=[PACKAGE] beside it",
     "packages=[mine@0123456789abcdef]": "another version of mine",

@@ -1,4 +1,4 @@
-"""Hydra's task function `job`: runs a configuration, or resumes or keeps an earlier job of it.
+"""Hydra's task function `job`: runs a configuration on its engine and prints the result.
 
 Launchers of sweeps pickle `job` by its name, and call it in other processes.
 """

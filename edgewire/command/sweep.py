@@ -1,4 +1,4 @@
-"""Ends a sweep: with the table of its runs, and with a list of the failed jobs.
+"""A sweep's jobs: which are kept, resumed or run again, and the table of their runs at the end.
 
 Jobs may run in other processes or on other machines, so each job writes a file into its folder.
 """

@@ -97,12 +97,10 @@ class RunCheckpointer:
         """
         assert self._strategy is not None
         done = self._strategy.done
-        stopping = self._stopping.wanted  # looks for a file, so only once a round
-        due = stopping or self._checkpoints.due(done)
-        if done < self._run.config.rounds and due:
-            self._keep(self._strategy, done)
-        if stopping:
-            self._stopping.go()
+        if self._stopping.wanted or self._checkpoints.due(done):
+            if done < self._run.config.rounds:
+                self._keep(self._strategy, done)
+            self._stopping.go()  # a stop may have been requested meanwhile
 
     def _keep(self, strategy: RunStrategy, done: int) -> None:
         if not self.keeps:

@@ -90,7 +90,7 @@ BAD = [
     (["~network.loss"], "~network.loss: every run has that key"),
     (["--config-name=nope"], "there is no configuration nope"),
     (["~network.loss"], "~network.loss"),
-    (["~network.los"], "Could not delete from config"),
+    (["~network.los"], "there is no key network.los; did you mean network.loss?"),
     (["-m", "algorithm=adacomp,fedbuff", "strategy.pushes=3"], "give ++strategy.pushes=3"),
     (["downlink=f2i", "downlink.density=0.1"], "downlink: option density"),
     (["downlink=full", "downlink.quantizer=int8"], "choose another downlink"),
