@@ -59,6 +59,7 @@ def run_on_ray(
         init_args_num_cpus=actors or None,
     )
     fab = bundle(job.app_dir, job.run_config, job.sources)
+    _refuse_another_checkout(job.app_dir)
     request = StartRunRequest(
         fab=fab_to_proto(fab),
         override_config=user_config_to_proto(job.run_config),
@@ -147,3 +148,13 @@ def _reach(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
         raise UsageError(f"no Ray cluster answers at {address}: {error}") from error
+
+
+def _refuse_another_checkout(app_dir: Path) -> None:
+    """Raise `UsageError` if the working directory has another `edgewire` than the app's folder.
+
+    Ray's actors search the working directory before the app's folder.
+    """
+    here = Path.cwd()
+    if (here / "edgewire").is_dir() and here != app_dir.resolve():
+        raise UsageError(f"Ray would take `edgewire` from {here}: run it in {app_dir}")

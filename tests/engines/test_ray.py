@@ -55,7 +55,8 @@ def main(grid, context):
     if mode == "sleep":
         told.write_text("awake")
         time.sleep(600)
-    nodes = list(grid.get_nodes())
+    while len(nodes := list(grid.get_nodes())) < 5:
+        time.sleep(0.1)
     nodes.sort(key=lambda node: node.registered_at)
     question = RecordDict({"question": ConfigRecord()})
     replies = grid.send_and_receive(
@@ -199,6 +200,12 @@ def test_wrong_arguments(
 def test_a_cluster_elsewhere_may_have_the_gpus() -> None:
     job = Job(Path(), {}, 3, Path(), device="cuda:0")
     refuse(job, gpus_per_client=0.5, address="auto")
+
+
+def test_another_checkout_in_the_way(app: Path, tmp_path: Path) -> None:
+    (tmp_path / "edgewire").mkdir()
+    with pytest.raises(UsageError, match="Ray would take `edgewire` from"):
+        run_on_ray(Job(app, {}, 2, tmp_path))
 
 
 def test_a_folder_without_an_app(tmp_path: Path) -> None:
