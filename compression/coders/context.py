@@ -28,7 +28,7 @@ Bits = NDArray[np.uint8]  # one bit per byte
 class Context(Entropy):
     """Codes like `entropy`, but index sets by shared context where this is smaller.
 
-    Sender and receiver must know the same activity (`index_context.py`). Without a context, an
+    Sender and receiver must know the same activity (`shared_context.py`). Without a context, an
     index set is coded by `entropy`.
 
     The coordinates of the likeliest class come first, in their order, then those of the next class.

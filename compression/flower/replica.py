@@ -52,7 +52,7 @@ class Replica:
 
     All data is in `arrays`: "model" float32 (n,), "version" int64 (1,), and the arrays of the
     optimiser's state. If index sets are coded by context, "activity" uint8 (n,) is among them
-    (`index_context.py`). Two replicas with the same arrays share all data. The first `trained`
+    (`shared_context.py`). Two replicas with the same arrays share all data. The first `trained`
     entries of the model are parameters. The other entries are BatchNorm's running statistics; an
     update holds their new values, not gradients.
     """

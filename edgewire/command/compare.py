@@ -39,6 +39,7 @@ USAGE = """python run.py compare [OVERRIDES]
 
 Trains the same task without compression, with int8 values in both directions, and with few bytes,
 with three seeds each. OVERRIDES choose the task, as for python run.py: task=keywords rounds=10
+network=NAME   takes another link than lora
 algorithm=A,B  compares other presets with the uncompressed one
 seed=0,1       takes other seeds"""
 
@@ -68,11 +69,13 @@ def compare(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     folder, link = _short(found.folder), network_named(LINK)
-    console.print("", comparison(found, methods), sep="\n")
+    own = next((word for word in given if word.startswith("network")), "")
+    console.print("", comparison(found, methods, own), sep="\n")
+    lora = f"{1000 * (link.up_mbps or 0):g} kbit/s and {link.latency_ms / 1000:g} s of latency"
     console.print(
         f"\nSeeds: {', '.join(seeds)}. ± of a value: standard deviation; of a difference: 95 % "
-        f"interval.\nBytes: all nodes, everything included. {LINK}: "
-        f"{1000 * (link.up_mbps or 0):g} kbit/s and {link.latency_ms / 1000:g} s of latency."
+        f"interval.\nBytes: all nodes, everything included. "
+        + (f"Virtual time: over {own}." if own else f"{LINK}: {lora}.")
     )
     for failed, line in found.failed.items():
         console.print(f"{_short(failed)}: {line}", markup=False)
@@ -86,18 +89,22 @@ def compare(words: Sequence[str]) -> int:
     return 1 if found.failed else 0
 
 
-def comparison(found: SweepResult, methods: Sequence[str]) -> Table:
-    """Return the table: for each method its accuracy, its bytes, and its time on a thin link."""
+def comparison(found: SweepResult, methods: Sequence[str], own: str = "") -> Table:
+    """Return the table: for each method its accuracy, its bytes, and its time.
+
+    `own`: the override with the user's network, which the virtual time is of; "": there is none,
+    and the time is an estimate for a thin link.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     metric = found[0].as_run().metric.name if len(found) else "accuracy"
-    heads = (metric, "difference", "up", "down", f"over {LINK}")
+    heads = (metric, "difference", "up", "down", "virtual time" if own else f"over {LINK}")
     table.add_column("method")
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     plain = _values(found, methods[0])
     for method in methods:
         runs = [run for run in found if run.overrides.get("algorithm") == method]
-        value, *others = _cells(runs)
+        value, *others = _cells(runs, bool(own))
         difference = NOTHING if method == methods[0] else _difference(found, method, plain)
         table.add_row(METHODS.get(method, method), value, difference, *others)
     return table
@@ -122,7 +129,7 @@ def _difference(found: SweepResult, method: str, plain: dict[int, float]) -> str
     return f"{mean.mean:+.3g}" + ("" if mean.half is None else f" ± {mean.half:.3g}")
 
 
-def _cells(runs: Sequence[RunResult]) -> list[str]:
+def _cells(runs: Sequence[RunResult], own: bool) -> list[str]:
     if not runs:
         return [NOTHING] * 4
     metric = runs[0].as_run().metric
@@ -133,7 +140,7 @@ def _cells(runs: Sequence[RunResult]) -> list[str]:
     if any(run.diverged for run in runs):
         shown += " (diverged)"
     sizes = [fmean(sizes) for sizes in zip(*(run.traffic[:2] for run in runs), strict=True)]
-    times = [_seconds(run) for run in runs]
+    times = [run.values["virtual_seconds"] if own else _seconds(run) for run in runs]
     sure = [time for time in times if time is not None]
     return [
         shown,

@@ -35,9 +35,11 @@ def test_the_methods_of_the_default_are_compared(printed, tmp_path):
     assert f"python -m edgewire.report {picture.rpartition('/')[0]}" in text
 
 
-def test_other_methods_and_a_metric_of_which_less_is_better(printed):
-    code, text = printed(*QUICK, "task=sensor_table", "algorithm=fedavg_topk")
+def test_other_methods_another_link_and_a_metric_of_which_less_is_better(printed):
+    code, text = printed(*QUICK, "task=sensor_table", "algorithm=fedavg_topk", "network=adsl")
     assert code == 0
+    assert "Virtual time: over network=adsl." in text
+    assert "lora" not in text
     assert "mae" in text
     assert "fedavg_topk" in text
     assert "edgewire (few bytes)" not in text

@@ -18,7 +18,7 @@ GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 def modules(*rooms):
     for room in rooms:
         for path in sorted((ROOT / room).rglob("*.py")):
-            if "__pycache__" not in path.parts and "alias" not in path.parts:
+            if "__pycache__" not in path.parts:
                 yield path, ast.parse(path.read_text())
 
 

@@ -34,7 +34,7 @@ class DeltaSyncState:
     """State of `DeltaSync`.
 
     `versions`: the stored models by version, the most recently used last. `keys`: their keys.
-    `activities`: if index sets are coded by context, the activities (`index_context.py`) by
+    `activities`: if index sets are coded by context, the activities (`shared_context.py`) by
     version, also of versions whose models were deleted on their way to a node. `count`: the last
     version. `encoded`: how many models were encoded.
     """
