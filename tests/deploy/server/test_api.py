@@ -1,5 +1,6 @@
 """Long polling, and whole messages in one request, for nodes and ServerApps on a real SuperLink."""
 
+import asyncio
 import math
 import socket
 import threading
@@ -16,6 +17,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 
 from edgewire.deploy.compact_bundle import compact
 from edgewire.deploy.server import incomplete_replies
+from edgewire.deploy.server.keyed_condition import KeyedCondition
 from edgewire.engines.superlink_client import Superlink
 from edgewire.protocol.bundled_grid import BundledGrid
 from edgewire.protocol.choose_grid import bundled
@@ -365,3 +367,16 @@ def test_a_stopped_run_ends_its_serverapp_at_once(server):
     finally:
         control.close()
     assert time.monotonic() - begun < 5
+
+
+def test_a_wait_ends_without_a_result_when_the_server_ends():
+    async def nothing():
+        return None
+
+    async def waits():
+        waiting = asyncio.create_task(KeyedCondition().wait_for("key", nothing, 60, lambda: 60))
+        await asyncio.sleep(0.01)
+        assert waiting.cancel()
+        return await waiting
+
+    assert asyncio.run(waits()) is None
