@@ -4,11 +4,14 @@ A reply that is valid without compression is valid with compression too. An inva
 out, and the other replies are used.
 """
 
+from io import BytesIO
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from numpy.lib import format as numpy_format
 
 from edgewire.compression.flower import CompressedGrid, CompressionMod, ReplyRules, payload_record
 from edgewire.compression.flower.headers import HEADER
@@ -376,13 +379,26 @@ def test_new_tensors_may_have_any_numpy_dtype(method):
             np.testing.assert_array_equal(array.numpy(), values[name])
 
 
+def npy(dtype, shape, data=b""):
+    """Return an .npy file with this dtype, shape and data, as bytes."""
+    file = BytesIO()
+    numpy_format.write_array_header_1_0(
+        file, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
+    return file.getvalue() + data
+
+
 GOOD = np.arange(6, dtype=np.float32).reshape(2, 3)
-DATA = Array(GOOD).data
 UNREADABLE = {
-    "too few": Array("float32", (2, 3), NUMPY, DATA[:-4]),
-    "too many": Array("float32", (2, 3), NUMPY, DATA + b"more"),
-    "another shape": Array("float32", (3, 2), NUMPY, DATA),
-    "another type": Array("int32", (2, 3), NUMPY, DATA),
+    "entries that are not there": Array("float32", (1 << 40,), NUMPY, npy("<f4", (1 << 40,))),
+    "too few": Array("float32", (2, 3), NUMPY, npy("<f4", (2, 3), GOOD.tobytes()[:-4])),
+    "too many": Array("float32", (2, 3), NUMPY, npy("<f4", (2, 3), GOOD.tobytes() + b"more")),
+    "another shape": Array("float32", (3, 2), NUMPY, Array(GOOD).data),
+    "another type": Array("float32", (2, 3), NUMPY, npy("<i4", (2, 3), GOOD.tobytes())),
+    "objects": Array("object", (1,), NUMPY, npy("|O", (1,), b"12345678")),
+    "noise": Array("float32", (2, 3), NUMPY, b"noise"),
+    "nothing": Array("float32", (0,), NUMPY, b""),
+    "a negative shape": Array("float32", (0,), NUMPY, npy("<f4", (-1,))),
 }
 
 
