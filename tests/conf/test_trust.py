@@ -63,9 +63,11 @@ def test_no_resolver_is_called(secret, asked, key, text):
     assert not asked
 
 
-def test_a_name_of_a_key_calls_no_resolver():
-    with pytest.raises(ConfigError, match="may name another key"):
-        expect_plain([{"a": {"x${oc.env:HOME}": 1}}])
+@pytest.mark.parametrize("text", ASKING)
+def test_an_interpolation_is_refused_anywhere_in_a_text(text):
+    for node in (text, [text], {"a": {"b": [1, text]}}, {text: 1}):
+        with pytest.raises(ConfigError, match="may name another key"):
+            expect_plain(node)
 
 
 def test_other_keys_may_be_named():
@@ -210,6 +212,11 @@ def test_local_runs_are_known_to_processes_started_by_the_command(monkeypatch):
     assert len(os.environ["EDGEWIRE_LOCAL_CONFIGS"]) < 2000
 
 
+def test_local_overrides_may_read_the_environment(secret):
+    made = compose_config([f"device=${{oc.env:{SECRET}}}"])
+    assert to_config(made).device == HIDDEN
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.sampled_from(["$", "{", "}", "\\", "${", "lr", ":", "oc.env:", SECRET, "'", "x"]))
@@ -221,6 +228,23 @@ def test_a_text_that_a_reference_resolved_to_stays_as_it_is(secret, monkeypatch,
     own = composed(f"device={word}", f"dataset.classes=['{word}']", f"trainable=['{word}']")
     for made in (to_config(own), load_config(run_config(own), 2)):
         assert (made.device, made.dataset.classes, made.trainable) == (text, [text], [text])
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ("a", {"a", "a.b", "a.b.C"}),
+        ("a.b", {"a.b", "a.b.C"}),
+        ("a, x", {"a", "a.b", "a.b.C", "x.y"}),
+        ("a.b.C", {"a.b.C"}),
+        ("a.bc", set()),
+        ("", set()),
+    ],
+)
+def test_packages_that_a_machine_allows(given, allowed):
+    machine = NodeGrants.of({"allow": given})
+    names = {"a", "a.b", "a.b.C", "ab", "x.y", "a._b", "a.__b__.c", "a.b.C()", ""}
+    assert {name for name in names if machine.allows(name)} == allowed
 
 
 def test_packages_of_the_node_and_its_environment_are_both_allowed(monkeypatch):
@@ -245,6 +269,22 @@ def test_overrides_that_reach_for_the_machine_give_one_line(bait, asked, word):
         assert "\n" not in told
         assert len(told) < 600
     assert not asked
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("lr=0.1,0.2", "it is one run, and no sweep"),
+        ("model=glob(*)", "it is one run, and no sweep"),
+        ("hydra/launcher=joblib", "Hydra's own settings are this machine's"),
+        ("a-b=1", "keys and groups are names"),
+        ("optimizer=../../x", "a group's choice is a name"),
+        ("lr='0.1", "overrides"),
+    ],
+)
+def test_an_override_is_refused_with_a_reason(word, why):
+    with pytest.raises(ConfigError, match=why):
+        load_config({"overrides": word}, 2)
 
 
 @pytest.mark.parametrize(
