@@ -9,7 +9,7 @@ from fastapi import HTTPException
 from flwr.superlink.main import create_app
 
 from edgewire.deploy.server import signed_uploads
-from edgewire.deploy.server.signed_uploads import COMPACT_CALLS, LARGEST, BodyBudget
+from edgewire.deploy.server.signed_uploads import COMPACT_CALLS, LARGEST, SMALL, BodyBudget
 from tests.deploy.served import FakeNode, Server
 
 LARGE = 80 << 20
@@ -39,6 +39,11 @@ def node(server):
     made = FakeNode(server.address)
     yield made
     made.leave()
+
+
+def test_small_bodies_are_not_counted_and_large_calls_are_pushes():
+    large = {path.rpartition("/")[2] for path, most in LARGEST.items() if most > SMALL}
+    assert large == {"push", "push-messages", "push-object"}
 
 
 def test_large_bodies_share_a_budget(monkeypatch):

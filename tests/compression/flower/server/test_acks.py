@@ -137,6 +137,18 @@ def test_an_update_that_the_strategy_drops_returns_to_the_memory(federation):
     assert kept_back[first] == 2 * ENTRIES - float(last.sum())
 
 
+def test_a_node_goes_on_after_a_lost_reply(federation):
+    """Of a node's three replies, the first is never fetched; the other two are accepted."""
+    compressed, _ = federation
+    model = np.zeros(ENTRIES, np.float32)
+    node = compressed.get_node_ids()[0]
+    lost, later = (list(compressed.push_messages(asking(compressed, model, [node]))) for _ in "ab")
+    assert lost != later
+    pulled(compressed, later)
+    pulled(compressed, compressed.push_messages(asking(compressed, model + 1, [node])))
+    assert compressed.traffic.failures == 0
+
+
 BUDGET = 40
 
 
@@ -168,6 +180,10 @@ def test_the_indices_of_the_newest_updates_are_stored_up_to_the_limit(calls):
                 assert tracker.last_applied(node) == 0
             if sequence % 3 == 0:
                 tracker = AckTracker(state)  # a server resumes
+
+
+def test_a_gibibyte_of_indices_is_stored():
+    assert acks.INDEX_BUDGET == 1 << 30
 
 
 def test_a_payload_of_another_method_is_refused_and_nothing_is_pending():

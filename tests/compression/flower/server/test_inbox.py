@@ -28,9 +28,11 @@ from edgewire.compression.flower.server.session import InitialModel
 from edgewire.compression.flower.server.statistics_screen import StatisticsScreen, StatisticsSplit
 from edgewire.compression.layout import Layout
 from edgewire.compression.screening import Screening
+from edgewire.compression.validation import FOREVER
 from edgewire.simulation.grid import LocalGrid
 from tests import spoil
 from tests.compression.flower.apps import (
+    ask,
     left_out,
     moving,
     only_of,
@@ -182,6 +184,24 @@ def test_an_inbox_of_updates_uses_what_the_filters_allow(norm, mean):
     assert far.distance(accepted.statistics, HONEST, HONEST) == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_reply_holds_the_required_metrics_and_no_other_records(kind):
+    def with_more(reply):
+        reply.content["metrics"]["more"] = 1.0
+        reply.content["notes"] = MetricRecord({"x": 1.0})
+
+    app = moving(to_targets, CompressionMod(PLAIN), lambda node, values, state: {})
+    for node in range(3):
+        app = spoiling(app, with_more, node)
+    app = spoiling(app, lambda reply: reply.content["metrics"].pop("loss"))
+    rules = ReplyRules(metrics={kind: ["num-examples", "loss"]})
+    first, *others = replies_to(CompressedGrid(grid_of(app), replies=rules), initial(), kind)
+    assert "'loss' must be a finite number, not None" in first.error.reason
+    for reply in others:
+        assert set(reply.content) == ({"arrays", "metrics"} if kind == "train" else {"metrics"})
+        assert set(reply.content["metrics"]) == {"num-examples", "loss"}
+
+
 def test_a_reply_that_names_its_tensors_is_refused_if_the_model_is_flat(caplog):
     layout = Layout(("v",), ((3,),), ("float32",))
     payload = PLAIN.encode(np.ones(3, np.float32), layout, names=True)
@@ -196,6 +216,20 @@ def test_a_reply_that_names_its_tensors_is_refused_if_the_model_is_flat(caplog):
     found = one_round(ends_of([1.0] * NODES, HONEST), True, spoil)
     assert [each is None for each in found] == [node == 1 for node in range(NODES)]
     assert "node 2 left out: its records or metrics have other names or lengths" in caplog.text
+
+
+def test_on_a_virtual_clock_the_grid_itself_waits_for_the_replies():
+    class Waiting(LocalGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            waited.append(timeout)
+            return super().send_and_receive(messages, timeout=timeout)
+
+    waited = []
+    app = moving(to_targets, CompressionMod("int8"))
+    compressed = CompressedGrid(grid_of(app, 2, kind=Waiting))
+    for timeout in (None, 5.0, FOREVER):
+        assert len(compressed.send_and_receive(ask(compressed, initial()), timeout=timeout)) == 2
+    assert waited == [None, 5.0, FOREVER]
 
 
 def test_models_that_no_node_has_are_not_stored():

@@ -4,12 +4,14 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import FedAvg
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewire.compression.base import PayloadError
 from edgewire.compression.batchnorm import scale_of
+from edgewire.compression.flower import CompressedGrid, CompressionMod
 from edgewire.compression.flower.native_tensors import ByKind
 from edgewire.compression.flower.server.norm_screen import (
     NormScreen,
@@ -27,6 +29,10 @@ from edgewire.compression.flower.server.statistics_screen import (
 from edgewire.compression.flower.tensor_split import Model, form_of_updates
 from edgewire.compression.layout import Layout
 from edgewire.compression.screening import Screening
+from edgewire.strategy.run.serialization import from_bytes, to_bytes
+from tests.compression.flower.apps import moving, spoiling, to_targets
+from tests.compression.flower.federation import initial
+from tests.grids import grid_of
 
 MODEL = np.ones(100, np.float32)  # of norm 10
 
@@ -187,6 +193,23 @@ def test_a_weight_is_limited_to_a_multiple_of_the_usual_weight(node):
     assert NormScreen().cap_weights({0: 1e18, 1: 1.0})[0] == 1e18
 
 
+@pytest.mark.parametrize("lies", ["train", "evaluate"])
+def test_a_false_number_of_samples_is_limited(lies, caplog):
+    """A false `num-examples` must not decide the mean metrics of training or evaluation."""
+
+    def lie(reply):
+        if ("arrays" in reply.content) == (lies == "train"):
+            reply.content["metrics"] = MetricRecord({"num-examples": 1 << 62, "loss": 0.0})
+
+    app = moving(to_targets, CompressionMod("int8"), lambda node, values, state: {})
+    compressed = CompressedGrid(grid_of(spoiling(app, lie), 10))
+    result = FedAvg(fraction_evaluate=1).start(compressed, initial(), num_rounds=2)
+    found = {"train": result.train_metrics_clientapp, "evaluate": result.evaluate_metrics_clientapp}
+    assert found[lies][2]["loss"] == pytest.approx(9 / 19)  # node 0 counts as 10 of 19 nodes
+    assert "its num-examples of 4.61169e+18 counts as 20" in caplog.text
+    assert compressed.traffic.failures == 0
+
+
 def test_norms_beyond_float32_are_infinite_without_a_warning():
     assert norm_of(np.full(10, 3e38, np.float32)) == float("inf")
     assert norm_of(np.array([3, 0], np.float32), np.array([4], np.float32)) == 5
@@ -306,6 +329,24 @@ def test_a_model_that_was_shifted_may_return(clips):
     assert screen.taken(1, BN, back, astray, None) is back
     with nullcontext() if clips else pytest.raises(PayloadError, match="running statistics"):
         assert (screen.taken(2, BN, astray, back, None)[:8] < 8).all()
+
+
+def test_screening_of_statistics_can_be_switched_off():
+    found = reports(0, 10)
+    found[3] = lie(1e5, found[3])
+    assert take(StatisticsScreen(Screening(statistics=None)), found)[3] is found[3]
+
+
+def test_a_screen_of_statistics_continues_from_its_state():
+    state = StatisticsState()
+    take(StatisticsScreen(None, state), reports(0, 10))
+    one, other = (StatisticsScreen(None, from_bytes(StatisticsState, to_bytes(state)))
+                  for _ in range(2))  # fmt: skip
+    found = [*reports(1, 9), lie(5, reports(1, 1)[0])]
+    assert [x is None for x in take(one, found)] == [x is None for x in take(other, found)]
+    with pytest.raises(PayloadError, match="running statistics"):
+        other.taken(10, BN, found[-1], START, None)
+    assert len(state.reports) <= 15
 
 
 def test_first_statistics_are_compared_with_the_first_model():

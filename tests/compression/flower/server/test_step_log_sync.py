@@ -3,6 +3,9 @@
 The server knows the version of a node's model only from the node's confirmations.
 """
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
@@ -110,6 +113,19 @@ def test_a_node_that_missed_messages_has_the_newest_model_after_the_next(rule, e
         server.go(fate // 2, entries=4 * fate**2)
 
 
+def test_a_node_that_was_away_for_long_gets_a_snapshot():
+    server = Server().go()
+    small = 0
+    while not is_snapshot(model_update := server.known(1)):
+        small = sum(map(len, contents(model_update).values()))
+        server.go(entries=1)
+        assert server.replica.version < 100
+    assert 0 < small <= whole_bytes(server)
+    assert server.replica.version > 2
+    # a node with a recent version still gets steps
+    assert not is_snapshot(server.known(server.replica.version - 1))
+
+
 def test_updates_larger_than_a_snapshot_are_not_sent():
     server = Server().go(entries=SIZE)  # with indices and values: about twice the model's size
     assert len(server.payloads[1]) > 4 * SIZE
@@ -130,6 +146,15 @@ def test_memory_is_bounded_by_a_snapshot(entries):
     assert [r for _, r in server.steps.recent] == [rate(n) for n in range(1, 201)][-len(payloads) :]
     dropped = server.payloads[-len(payloads) - 1]  # one payload more would exceed the bound
     assert sum(map(len, payloads)) + len(dropped) > whole
+
+
+def test_model_updates_of_an_older_model_are_dropped():
+    server = Server().go(2)
+    arrays = [weakref.ref(server.steps.model_update(base).arrays) for base in (None, 1)]
+    assert all(ref() is not None for ref in arrays)
+    server.go()
+    gc.collect()
+    assert [ref() for ref in arrays] == [None, None]
 
 
 def test_nodes_that_do_not_follow_get_the_whole_model_each_time():
