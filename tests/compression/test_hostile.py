@@ -384,3 +384,13 @@ def test_names_and_the_number_of_tensors_are_limited():
     own = [NativeTensor(0, name + "n", np.ones(1, dtype=np.int8))]
     with pytest.raises(ValueError, match="more than 1024 bytes"):
         make_codec().encode(np.ones(5, dtype=np.float32), good, own=own)
+
+
+@pytest.mark.parametrize("target", [("int8", "entropy"), ("float32", "zstd"), ("sign", "zip")])
+@pytest.mark.parametrize("exact", [["2.*"], ["0.*", "4.*"], ["*"]])
+def test_any_tensors_may_be_exact(target, exact):
+    codec = make_codec("dense", *target, feedback=False, exact=exact)
+    check(codec.encode(VALUES, MODEL))
+    for name in ("nearly all", "few"):
+        indices = SELECTIONS[name]
+        check(codec.encode_sparse(indices, VALUES[indices], MODEL))

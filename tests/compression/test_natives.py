@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from edgewire.compression.base import PayloadError
-from edgewire.compression.decoder import declared, decode_update
+from edgewire.compression.decoder import declared, decode, decode_update
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.compression.wire_header import DTYPES
@@ -144,3 +144,14 @@ def test_exact_tensors_must_be_requested_too():
         for other in {(), (0,), (1,), (0, 1)} - {exact}:
             with pytest.raises(PayloadError, match="other exact tensors"):
                 decode_update(payload, layout, exact=other)
+
+
+def test_tensors_in_their_own_type_must_be_requested():
+    layout = Layout(("w", "b"), ((3,), (2,)), ("float32",) * 2)
+    payload = sent(layout, (0,), CODECS[0], names=False)
+    for refusing in (decode, decode_update):
+        with pytest.raises(PayloadError, match="in their own type must be none"):
+            refusing(payload, layout)
+    with pytest.raises(PayloadError, match="another model"):
+        decode_update(payload, layout, own=(0, 1))
+    assert decode_update(payload, layout, own=(0,)).own[0].name == "w"

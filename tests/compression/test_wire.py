@@ -290,3 +290,33 @@ def test_the_sizes_of_damaged_bytes_are_refused_or_possible(data, short):
     except PayloadError:
         return
     assert 0 <= sizes.indices + sizes.values <= len(data)
+
+
+def test_without_a_layout_size_is_limited(lenet, update_for):
+    payload = make_codec("dense", "int8", "zstd").encode(update_for(lenet), lenet)
+    assert decode(payload, max_size=lenet.size)[0].size == lenet.size
+    with pytest.raises(PayloadError, match="more than the 61705 entries"):
+        decode(payload, max_size=lenet.size - 1)
+
+
+@given(cases, st.sampled_from(METHODS), st.data())
+def test_another_layout_of_the_same_size_is_refused(case, method, data):
+    payload, _ = case.encoded(method)
+    shapes = list(case.layout.shapes)
+    at = data.draw(st.integers(0, len(shapes) - 1))
+    way = data.draw(st.sampled_from(["one more dimension", "flat", "split", "order"]))
+    if way == "one more dimension":
+        shapes[at] = (1, *shapes[at])
+    elif way == "flat":
+        shapes[at] = (int(np.prod(shapes[at])),)
+    elif way == "split":
+        shapes += [()]
+        shapes[-2] = (shapes[-2][0] - 1,)
+    else:
+        shapes = data.draw(st.permutations(shapes))
+    names = tuple(map(str, range(len(shapes))))
+    other = Layout(names, tuple(shapes), ("float32",) * len(shapes))
+    assert other.size == case.layout.size
+    if other.shapes != case.layout.shapes:
+        with pytest.raises(PayloadError, match="another model or another context: its checksum"):
+            parse(payload, other, 1 << 20, of_vector=True, context=case.context)

@@ -188,6 +188,13 @@ ONE = b"\1\1\2"  # one ConfigRecord "edgewire" with one value; then come its nam
 @pytest.mark.parametrize(
     ("data", "said"),
     {
+        "format 0": (b"\0", "format of another release"),
+        "a form's end": (b"\2\1\2", "ends"),
+        "no byte": (b"", "ends"),
+        "a record twice": (b"\1\1\0\1\0", "a name twice"),
+        "too many values": (b"\1\1\xfe\xff\xff\x7f", "end within a record"),
+        "a list in a list": (ONE + b"\1\xf8\1\xf8\0", "unknown kind, 248"),
+        "a truth as a metric": (b"\1\1\3\1\xf5", "must be numbers"),
         "another format": (b"\x08", "format of another release"),
         "text in a form's metric": (b"\2\1\2\3\xf6\1a\1\2\3", "must be numbers"),
         "more than a form": (b"\2\1\2\3\4\5\6\7\1", "go on after"),
