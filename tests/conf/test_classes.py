@@ -7,12 +7,13 @@ import pkgutil
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import HealthCheck
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from edgewire.conf.build import server_optimizer_of
 from edgewire.conf.check import build, check_target, checked_target, parameters_of
-from edgewire.conf.classes import GROUPS, HERE, target_of
+from edgewire.conf.classes import GROUPS, HERE, KINDS, is_ours, target_of
 from edgewire.conf.load import compose_config, load_config, to_config
 from edgewire.conf.schema import OWN, ConfigError
 from edgewire.conf.trust import NodeGrants, confine
@@ -23,6 +24,7 @@ from tests.conf.hostile import (
     ASYNCHRONOUS,
     AVERAGING,
     NAMES,
+    OWN_SGD,
     RUN,
     SGD,
     WRAPPER,
@@ -83,6 +85,27 @@ def test_values_within_a_group_are_checked_too(bait, group, node):
         check_target(group, put(node, bait))
 
 
+PIECES = """
+    os system builtins open eval task datasets folder torch optim SGD lr_scheduler StepLR flwr
+    serverapp strategy FedAvg staleness optimizers subprocess Popen partition Sampled conf load
+    __main__ __init__ __globals__ _ simulation local run_local flwr_datasets partitioner
+"""
+
+
+@settings(suppress_health_check=FIXTURES)
+@given(st.lists(st.sampled_from(PIECES.split()), min_size=1, max_size=5), st.sampled_from(GROUPS))
+def test_a_name_is_built_only_if_it_is_listed_for_its_group(bait, pieces, group):
+    name = ".".join(pieces)
+    if not is_ours(group, name):
+        refused_at_the_border(group, {"_target_": name, "file": str(bait)})
+    else:
+        try:
+            target = target_of(group, name)
+        except ConfigError:
+            return
+        assert target.__module__.partition(".")[0] == pieces[0]
+
+
 def attributes(package):
     """Yield the dotted names of all attributes of a package's modules, imported names included."""
     names = [each.name for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
@@ -105,6 +128,21 @@ def test_only_classes_of_a_groups_base_can_be_built():
                 "local": "edgewire.task.local",
             }
             assert found.__module__.startswith(places[group]), name
+
+
+@pytest.mark.parametrize("group", sorted({*GROUPS} - {"objective", "adapter", "local"}))
+def test_only_classes_of_the_right_base_are_built_from_a_library(group):
+    module, base = KINDS[group]
+    library = importlib.import_module(module)
+    built = 0
+    for name in dir(library):
+        try:
+            found = target_of(group, f"{module}.{name}")
+        except ConfigError:
+            continue
+        assert issubclass(found, getattr(library, base))
+        built += 1
+    assert built > 5
 
 
 @pytest.mark.parametrize(
@@ -158,13 +196,36 @@ def ours():
             yield pytest.param(target_of("strategy", name), id=file.stem)
 
 
+OTHER = {  # valid values for options where default + 1 is not valid
+    "absent": "left_out", "cuts": [1], "fraction_train": 0.5, "least_factor": 0.5,
+    "mean": "median", "module": "gradient_of_loss", "quorum": 0.5, "schedule": "sequential",
+    "trained_by": "nothing", "trim": 0.1, "weighted_by_key": "num-examples",
+}  # fmt: skip
+NEEDED = {"trained_by": {"module": "gradient_of_loss"}}  # the other options that an option needs
+
+
+def another(default):
+    return not default if isinstance(default, bool) else (default or 0) + 1
+
+
 @pytest.mark.parametrize("kind", list(ours()))
-def test_the_groups_of_a_strategy_share_no_option(kind):
+def test_each_option_of_a_group_reaches_the_group_of_that_name(kind):
+    """A strategy's option sets the field of that name in its group; other fields have defaults."""
     plain, _, groups = parameters_of(kind)
     assert groups
     assert len(plain) == len(inspect.signature(kind).parameters) - len(groups) + sum(
         len(fields(group.annotation)) for group in groups
     )
+    for group in groups:
+        assert getattr(kind(), group.name) == group.default
+        for field in fields(group.annotation):
+            value = OTHER[field.name] if field.name in OTHER else another(field.default)
+            node = {"_target_": f"{kind.__module__}.{kind.__name__}", field.name: value}
+            needed = NEEDED.get(field.name, {})
+            made = build("strategy", {**node, **needed})
+            beside = {key: needed[key] for key in needed if hasattr(group.default, key)}
+            expected = replace(group.default, **beside, **{field.name: value})
+            assert getattr(made, group.name) == expected
 
 
 def test_an_option_that_a_preset_sets_for_another_choice_says_how_to_remove_it():
@@ -228,6 +289,42 @@ def test_nodes_ignore_the_engine(bait):
     assert "engine" not in GROUPS
     assert made.engine["_target_"] == RUN["_target_"]
     assert callable(check_target("engine", configured("engine=local").engine).made)
+
+
+@pytest.mark.parametrize("inner", [OWN_SGD, [OWN_SGD], {"x": OWN_SGD}])
+def test_an_option_that_declares_no_class_takes_no_object(inner):
+    node = {"_target_": "torch.optim.SGD", "_partial_": True, "momentum": inner}
+    with pytest.raises(ConfigError, match=r"optimizer\.momentum"):
+        check_target("optimizer", node)
+
+
+def single_values():
+    """Yield (group, settings, option) for each option whose value in its file is a single value."""
+    for group in (*GROUPS, "engine"):
+        for file in sorted((HERE / group).glob("*.yaml")):
+            node = OmegaConf.to_container(OmegaConf.load(file))
+            node.pop("defaults", None)
+            if "_target_" not in node:
+                continue
+            for key, value in node.items():
+                if not key.startswith("_") and isinstance(value, int | float | bool):
+                    yield pytest.param(group, node, key, id=f"{group}={file.stem} {key}")
+
+
+@pytest.mark.parametrize(("group", "node", "key"), list(single_values()))
+def test_a_list_or_a_mapping_is_refused_for_a_single_value(group, node, key):
+    """A list or mapping in place of a single value is refused in one line, before it is used."""
+    plain = {k: 1 if v in ("???",) or str(v).startswith("${") else v for k, v in node.items()}
+    target = check_target(group, {**plain, key: node[key]}).make
+    kind = parameters_of(target)[0][key].annotation
+    if "int" not in str(kind) and "float" not in str(kind) and "bool" not in str(kind):
+        pytest.skip("its annotation allows it")
+    for value in ([1], [], {"a": 1}, {}):
+        if "Sequence" in str(kind) or "list" in str(kind) or "tuple" in str(kind):
+            check_target(group, {**plain, key: value})
+            continue
+        with pytest.raises(ConfigError, match=rf"{group}\.{key} must be"):
+            check_target(group, {**plain, key: value})
 
 
 class OwnLocal(LocalAlgorithm):
