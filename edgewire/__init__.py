@@ -38,7 +38,7 @@ if (_beside / "compression" / "codec.py").is_file():  # not so in a wheel
     sys.meta_path.insert(0, SubpackagesBeside(_beside))
 sys.meta_path.append(OldNames())
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported on first use: torch and Flower take seconds
     from edgewire.command.python_api import RunFailed as RunFailed
     from edgewire.command.python_api import sweep as sweep
     from edgewire.command.python_api import train as train

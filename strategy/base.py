@@ -269,7 +269,10 @@ class ParameterServer(RunStrategy):
         """
 
     def _in_start(self, *arguments: Any, **options: Any) -> Any:
-        """Raise `NotImplementedError`: `start` makes the messages, and aggregates the updates."""
+        """Refuse Flower's calls by round: `start` makes the messages, and aggregates the updates.
+
+        Flower's `Strategy` declares them abstract. Raises `NotImplementedError`.
+        """
         raise NotImplementedError(f"{type(self).__name__}.start runs the whole training")
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _in_start

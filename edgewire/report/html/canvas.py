@@ -17,7 +17,7 @@ from warnings import catch_warnings, filterwarnings
 from edgewire.report.html.run_data import ReportGroup
 from edgewire.report.reader import file_name
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 440, 300  # points of a picture without its legend

@@ -13,7 +13,7 @@ import numpy as np
 from edgewire.report.html.run_data import ReportGroup
 from edgewire.report.runs import Row, number, sent_bytes
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.axes import Axes
 
 OfRows = Callable[[Sequence[Row], ReportGroup], Sequence[float | None]]
