@@ -196,6 +196,10 @@ class CompressionMod:
             if base.arrays and (beside := base.payload({**base.arrays, **natives_of(record)})):
                 answer = with_payload(answer, NATIVE, beside)
             answered[key] = answer
+        if HEADER in answered:  # else the app's record would be replaced in silence
+            raise PayloadError(
+                f"a reply's record {HEADER!r} is reserved for the header: give yours another name"
+            )
         said_back = written(says or UplinkHeader(header.number, version=header.version))
         if values_of(said_back):
             answered[HEADER] = said_back
