@@ -1,0 +1,58 @@
+"""Data sets of the page `carry_over`, on which `algorithm=edgewire` runs with the same settings.
+
+Four of the page's tasks are for development: part of Fashion-MNIST, `classes`, and the data sets
+activity and keywords. The other four are kept back while the preset is made, and run once at its
+end: part of CIFAR-10 with Dirichlet's shares, `hastie`, `manual`, and the data set sensor_table.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.datasets import make_classification, make_hastie_10_2
+
+from edgewire.task.datasets.cifar import cifar10
+from edgewire.task.datasets.data import Data, Request
+from edgewire.task.datasets.mnist import fashion_mnist
+from edgewire.task.datasets.synthetic import divided
+
+PICTURES = {"cifar10": cifar10, "fashion_mnist": fashion_mnist}
+
+
+def pictures(source: str, root: str, samples: int = 12000) -> Data:
+    """Return the first `samples` training pictures of a data set, and its test pictures."""
+    data = PICTURES[source](Request(root=root, download=False, size=None))
+    return Data(data.train.taken(torch.arange(samples)), data.test, data.transform, data.classes)
+
+
+def classes(rows: int = 16000) -> Data:
+    """Return 40 columns and one of ten classes: scikit-learn's `make_classification`."""
+    columns, labels = make_classification(
+        rows, 40, n_informative=20, n_redundant=8, n_classes=10, random_state=0
+    )
+    return _table(columns, labels)
+
+
+def hastie(rows: int = 16000) -> Data:
+    """Return ten normal columns, and whether the sum of their squares is above 9.34."""
+    columns, labels = make_hastie_10_2(rows, random_state=0)
+    return _table(columns, labels > 0)
+
+
+def manual(length: int = 64) -> Data:
+    """Return windows of the Python manual (`pydoc_data.topics`), as bytes; each tenth is a test.
+
+    The text depends on the version of Python: that of 3.11 has 464,970 characters.
+    """
+    from pydoc_data.topics import topics
+
+    text = "\n".join(topics[name] for name in sorted(topics)).encode("ascii", "replace")
+    data = np.frombuffer(text, np.uint8).astype(np.int64)
+    size = (len(data) - 1) // length * length
+    inputs, targets = (data[at : at + size].reshape(-1, length) for at in (0, 1))
+    return Data(*divided(np.arange(len(inputs)) % 10 == 9, inputs, targets))
+
+
+def _table(columns: NDArray[np.float64], labels: NDArray[np.generic]) -> Data:
+    columns = (columns - columns.mean(0)) / columns.std(0)
+    tests = np.arange(len(columns)) >= len(columns) * 3 // 4
+    return Data(*divided(tests, columns, labels.astype(np.int64)))
