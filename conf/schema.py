@@ -160,8 +160,11 @@ class Config:
     two checkpoints, from which `resume=FOLDER` continues a run; null or 0: no checkpoints.
     Checkpoints become rarer if they would take more than a fiftieth of the run's time;
     `compact_records`: if true, the values beside a payload (its header, the learning rate, the
-    metrics) are sent in about a third of the bytes; `stop_on_failure`: if true, a sweep begins no
-    further job after one has failed. A run that has diverged does not count as failed here.
+    metrics) are sent in about a third of the bytes; `fidelity`: how much of each update
+    `algorithm=edgewire` sends in both directions: low, medium, high, or a number above 0, where
+    high is 1 (sparsifier `energy`). More costs bytes and gains accuracy; `stop_on_failure`: if
+    true, a sweep begins no further job after one has failed. A run that has diverged does not count
+    as failed here.
 
     With an asynchronous strategy, `eval_every` and `checkpoint_every` count replies instead of
     rounds. If the model is divided among nodes, they count mini-batches.
@@ -199,6 +202,7 @@ class Config:
     eval_every: int = bounded(1, at_least=1)
     checkpoint_every: int | None = bounded(1, at_least=0)
     compact_records: bool = False
+    fidelity: str = "high"
     device: str = "cpu"
     verbose: bool = False
     stop_on_failure: bool = False
