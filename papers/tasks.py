@@ -18,7 +18,7 @@ from edgewire.task.datasets.synthetic import divided
 PICTURES = {"cifar10": cifar10, "fashion_mnist": fashion_mnist}
 
 
-def pictures(source: str, root: str, samples: int = 12000) -> Data:
+def pictures(source: str, root: str | None = None, samples: int = 12000) -> Data:
     """Return the first `samples` training pictures of a data set, and its test pictures."""
     data = PICTURES[source](Request(root=root, download=False, size=None))
     return Data(data.train.taken(torch.arange(samples)), data.test, data.transform, data.classes)

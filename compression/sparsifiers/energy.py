@@ -9,9 +9,9 @@ import numpy as np
 from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
 from ..registry import register
 from ..selection import MOST, bits_of, largest
-from ..validation import expect_at_least, expect_below_one, expect_share
+from ..validation import expect_at_least, expect_below_one, expect_between, expect_share
 
-WORDS = {"low": 0.1, "medium": 0.3, "high": 1.0}  # of `fidelity`
+WORDS = {"low": 0.1, "medium": 0.35, "high": 1.0}  # of `fidelity`
 _UNUSED = 15  # low bits of a magnitude that its class leaves out; 8 bits of the mantissa stay
 _WIDEST = 1 << 20  # entries that are squared at a time, which bounds the memory
 
@@ -41,9 +41,9 @@ class Energy(ResidualSparsifier):
     ``total_steps`` updates (0: there are no such updates). What these leave out has no later
     update to go with, and so the model would lack it.
 
-    ``fidelity``: a number, or one of the words low (0.1), medium (0.3) and high (1). It multiplies
-    the odds of both shares, energy : (1 - energy). With 1 the shares are as they are given. More of
-    it sends more entries, and no number sends all of them.
+    ``fidelity``: a number, or one of the words low (0.1), medium (0.35) and high (1). The odds of
+    both shares, energy : (1 - energy), are multiplied by this number to the power of
+    ``fidelity_power``. With 1 the shares are as they are given. More of it sends more entries.
 
     The magnitudes are counted in classes of a relative width of 1/256. In the last class that is
     needed, all magnitudes count as equal. So the share is met up to a part of that class. It is
@@ -59,12 +59,14 @@ class Energy(ResidualSparsifier):
     last_share: float = 0.25
     total_steps: int = 0
     fidelity: str = "high"
+    fidelity_power: float = 1.0
 
     def __post_init__(self) -> None:
         expect_share(self.name, "energy", self.energy)
         expect_share(self.name, "last_energy", self.last_energy)
         expect_below_one(self.name, "last_share", self.last_share)
         expect_at_least(self.name, "total_steps", self.total_steps, 0)
+        expect_between(self.name, "fidelity_power", self.fidelity_power, 0, 1)
         _factor(self.fidelity)
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
@@ -72,7 +74,7 @@ class Energy(ResidualSparsifier):
         last = 0 < self.total_steps * (1 - self.last_share) < step.number
         share = self.last_energy if last else self.energy
         if share < 1:
-            odds = _factor(self.fidelity) * share / (1 - share)
+            odds = _factor(self.fidelity) ** self.fidelity_power * share / (1 - share)
             share = odds / (1 + odds)
         count = round(fewest(given, share) * step.density_factor)
         return largest(given, min(count, len(given)))
@@ -81,9 +83,11 @@ class Energy(ResidualSparsifier):
 def fewest(values: Vector, share: float) -> int:
     """Return how many of the largest magnitudes hold the ``share`` of the energy, up to a class.
 
-    ``values``: (n,) finite float32. The result is 0 if all of them are 0. The energies are added in
-    float64, and no sum can overflow.
+    ``values``: (n,) finite float32. The result is 0 if all of them are 0, and for a share of 1 it is
+    the number of those that are not 0. The energies are added in float64, and no sum can overflow.
     """
+    if share == 1:
+        return int(np.count_nonzero(values))
     bits = bits_of(values, 0)
     energies, counts = np.zeros(1 << 16), np.zeros(1 << 16, dtype=np.int64)
     for start in range(0, len(values), _WIDEST):

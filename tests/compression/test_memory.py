@@ -23,6 +23,7 @@ KEEPING = [
 VARIANTS = [
     *((name, {}) for name in KEEPING),
     ("topk", {"scope": "tensor", "density": 0.1}),
+    ("energy", {"energy": 0.9, "fidelity": "3"}),
     ("threshold", {"sent": "value", "threshold": 1e-2}),
     ("gradient_dropping", {"cut": "sampled", "drop": 0.9}),
     ("gradient_dropping", {"cut": "sampled", "scope": "tensor"}),

@@ -25,7 +25,8 @@ from edgewire.compression.registry import (
 METHODS = [(stage, name) for stage in STAGES for name in names(stage)]
 # Stored payloads contain a method's id, its position here, so these never change.
 IDS = {
-    "sparsifier": "dense topk threshold gradient_dropping randomk selective esgd cesgd dgc",
+    "sparsifier": "dense topk threshold gradient_dropping randomk selective esgd cesgd dgc "
+    "ef21 energy",
     "quantizer": "float32 float16 int8 bfloat16 int4 qsgd ternary sign powersgd drive lloyd eden",
     "coder": "raw zip zstd entropy",
 }
@@ -84,6 +85,9 @@ WRONG = {  # by method and option
               "keep": ("always",), "scope": ("layer",)},
     "dgc": {"sparsity": (1.0,), "layers": ("fc",), "workers": (-1,), "warmup_steps": (-1,),
             "clip_norm": (-1.0,), "momentum": (1.1,)},
+    "energy": {"energy": (0.0, 1.1), "last_energy": (math.nan,), "last_share": (1.0,),
+               "total_steps": (-1,), "fidelity_power": (-0.1, 1.1),
+               "fidelity": ("lots", "0", "-1", "nan", "inf", "")},
     "int4": {"block": (15, 65537)},
     "qsgd": {"levels": (0, 128), "bucket": (0,), "norm": ("l1",)},
     "ternary": {"clip": (-1.0, math.nan)},
@@ -98,6 +102,7 @@ SAID = {
     ("int4", "block", 15): "must be from 16 to 65536, not 15",
     ("ternary", "clip", -1.0): "must be at least 0, not -1",
     ("qsgd", "norm", "l1"): "must be max or l2, not 'l1'",
+    ("energy", "fidelity", "lots"): "above 0 or one of low, medium, high, not 'lots'",
     ("zstd", "level", "3"): "must be int, not '3'",
 }
 

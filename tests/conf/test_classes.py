@@ -229,7 +229,7 @@ def test_each_option_of_a_group_reaches_the_group_of_that_name(kind):
 
 
 def test_an_option_that_a_preset_sets_for_another_choice_says_how_to_remove_it():
-    words = ["algorithm=edgewire", "optimizer=adam"]
+    words = ["algorithm=edgewire_fixed", "optimizer=adam"]
     with pytest.raises(ConfigError, match=r"~optimizer\.momentum removes it"):
         configured(*words)
     left = to_config(compose_config([*words, "~optimizer.momentum"]))

@@ -73,7 +73,7 @@ REFUSED = [  # overrides, and a part of the error
     (f"{EF21} strategy.follow=weights downlink=topk", "give strategy.follow=steps"),
     (f"{EF21} strategy.weighted_by_key=num-steps", "give strategy.weighted_by_key=null"),
     (f"{EF21} screen.clip=2", "give screen.clip=null"),
-    (f"{EF21} downlink=edgewire downlink.coder=entropy", "give downlink=average"),
+    (f"{EF21} downlink=edgewire_fixed downlink.coder=entropy", "give downlink=average"),
     (f"{EF21} downlink=qsgd", "give downlink=average"),
     (f"{ADAM} strategy.update=delta optimizer=sgd", "give strategy.update=gradient"),
     (f"{ADAM} downlink=full downlink.exact_steps=null", "give a downlink= other than full"),

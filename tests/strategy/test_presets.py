@@ -30,6 +30,7 @@ WHOLE = {
     "gradient_dropping": {"drop": 0.0},
     "dgc": {"sparsity": 0.0, "momentum": 0.0, "warmup_steps": 0},
     "threshold": {"threshold": 0.0, "sent": "value", "clip": None},
+    "energy": {"energy": 1.0, "last_energy": 1.0},
     "dense": {},
 }
 # Options that do not go with the optimiser of `SAME`, or with an exact downlink.
@@ -43,6 +44,7 @@ REMOVED = {
         "compression.exact_steps=null",
         "downlink.exact_steps=null",
     ],
+    "edgewire": ["strategy.follow=steps", "strategy.sender_exponent=0"],
     "edgewire_gradients": ["downlink.warmup_steps=null", "downlink.density=null"],
 }  # fmt: skip
 
@@ -51,7 +53,7 @@ def presets():
     """Return the settings of each preset of sparse averaging, read from its file to save time."""
     found = {name: preset(name) for name in choices("algorithm")}
     del found["ef21_sgdm"]  # its sums are rounded, see tests/compression/sparsifiers/test_ef21.py
-    del found["edgewire_sampled"]  # `edgewire`, with its own optimiser and differences down
+    del found["edgewire_sampled"]  # `edgewire_fixed`, with its own optimiser and differences down
     return {name: sets for name, sets in found.items() if sets["strategy"] == "sparse_averaging"}
 
 
@@ -68,7 +70,11 @@ def words(name):
     numbers = ("levels", "bucket", "rank", "means", "clip", "residual_decay", "magnitudes")
     unset = [f"compression.{key}=null" for key in numbers]
     down = PRESETS[name].get("downlink")
-    lossy = ["downlink=average"] if down in ("edgewire", "sparse_ternary", "one_bit") else []
+    lossy = (
+        ["downlink=average"]
+        if down in ("edgewire", "edgewire_fixed", "sparse_ternary", "one_bit")
+        else []
+    )
     lossy += ["downlink.density=1", "downlink.quantizer=float32"] if down == "topk" else []
     plain = ["local=plain", "optimizer.weight_decay=0", "strategy.server_lr=1"]
     return [

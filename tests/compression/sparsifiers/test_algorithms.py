@@ -15,6 +15,7 @@ from edgewire.compression.per_tensor import count
 from edgewire.compression.registry import get
 from edgewire.compression.registry import names as methods
 from edgewire.compression.sparsifiers.dgc import WARMUP
+from edgewire.compression.sparsifiers.energy import Energy, fewest
 from edgewire.compression.sparsifiers.topk import TopK
 from tests.local_runs import local_run
 from tests.runs import history_of, result_of
@@ -375,6 +376,46 @@ def test_each_chunk_sends_its_largest_entries(shapes, chunk, density, seed):
         method = TopK(density=density, scope=scope, chunk_size=chunk)
         chosen.append(method.choose(update, SparsifyContext(each, {}, Rng(0, 0))))
     np.testing.assert_array_equal(*chosen)
+
+
+VALUES = st.one_of(
+    st.floats(-3.0, 3.0, width=32),
+    st.floats(width=32, allow_nan=False, allow_infinity=False),
+    st.sampled_from([0.0, 1.0, -1.0, 1e-45, 3.4e38]),
+)
+
+
+@given(st.lists(VALUES, min_size=1, max_size=300), st.floats(0.001, 1))
+def test_the_fewest_entries_hold_a_share_of_the_energy(values, share):
+    """One class of magnitudes is 1/256 wide, so that an entry more or less may be sent."""
+    values = np.array(values, dtype=np.float32)
+    squares = np.sort(values.astype(np.float64) ** 2)[::-1]
+    held, wanted = np.cumsum(squares), share * squares.sum()
+    count = fewest(values, share)
+    if share == 1 or not wanted:
+        assert count == (np.count_nonzero(values) if wanted else 0)
+        return
+    assert held[count - 1] >= wanted * (1 - 2**-6)
+    assert count == 1 or held[count - 2] <= wanted * (1 + 2**-6)
+
+
+@given(st.integers(0, 2**32), st.floats(0.01, 0.99), st.floats(0.01, 10), st.floats(0.01, 10))
+def test_more_fidelity_sends_the_same_entries_and_more(seed, energy, one, other):
+    update = np.random.default_rng(seed).standard_t(3, size=N).astype(np.float32)
+    step = SparsifyContext(LAYOUT, {}, Rng(0, 0))
+    few, many = (
+        Energy(energy=energy, fidelity=str(each)).choose(update, step)
+        for each in sorted((one, other))
+    )
+    assert set(few.tolist()) <= set(many.tolist())
+
+
+@pytest.mark.parametrize(("number", "last"), [(0, 0), (1, 0), (15, 0), (16, 1), (20, 1), (25, 1)])
+def test_the_last_updates_hold_more_energy(number, last):
+    method = Energy(energy=0.2, last_energy=0.8, last_share=0.25, total_steps=20)
+    update = np.random.default_rng(0).normal(size=N).astype(np.float32)
+    chosen = method.choose(update, SparsifyContext(LAYOUT, {}, Rng(0, 0), number=number))
+    assert len(chosen) == fewest(update, (0.2, 0.8)[last])
 
 
 RUNS = {
