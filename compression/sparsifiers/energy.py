@@ -8,12 +8,15 @@ import numpy as np
 
 from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
 from ..registry import register
+from ..sampling import BLOCK
 from ..selection import MOST, bits_of, largest
 from ..validation import expect_at_least, expect_below_one, expect_between, expect_share
 
 WORDS = {"low": 0.1, "medium": 0.35, "high": 1.0}  # of `fidelity`
-_UNUSED = 15  # low bits of a magnitude that its class leaves out; 8 bits of the mantissa stay
-_WIDEST = 1 << 20  # entries that are squared at a time, which bounds the memory
+# The upper 16 bits of a finite magnitude are its class. A class counts as its middle, squared.
+_CLASSES = 0x7F80
+_SQUARES = (np.arange(_CLASSES, dtype=np.int32) << 16 | 1 << 15).view(np.float32).astype(float) ** 2
+_SQUARES[0] = 0.0
 
 
 def _factor(fidelity: str) -> float:
@@ -45,9 +48,8 @@ class Energy(ResidualSparsifier):
     both shares, energy : (1 - energy), are multiplied by this number to the power of
     ``fidelity_power``. With 1 the shares are as they are given. More of it sends more entries.
 
-    The magnitudes are counted in classes of a relative width of 1/256. In the last class that is
-    needed, all magnitudes count as equal. So the share is met up to a part of that class. It is
-    met by the values before they are quantized.
+    The magnitudes are counted in classes of a relative width of 1/128, in which all count as equal.
+    So the share is met up to about one percent. The values before they are quantized meet it.
     """
 
     name: ClassVar[str] = "energy"
@@ -83,25 +85,22 @@ class Energy(ResidualSparsifier):
 def fewest(values: Vector, share: float) -> int:
     """Return how many of the largest magnitudes hold the ``share`` of the energy, up to a class.
 
-    ``values``: (n,) finite float32. The result is 0 if all of them are 0, and for a share of 1 it is
-    the number of those that are not 0. The energies are added in float64, and no sum can overflow.
+    ``values``: (n,) finite float32. For a share of 1 it is the number of values that are not 0. The
+    energies are added in float64, and no sum can overflow. Magnitudes below 1e-40 count as 0.
     """
     if share == 1:
         return int(np.count_nonzero(values))
-    bits = bits_of(values, 0)
-    energies, counts = np.zeros(1 << 16), np.zeros(1 << 16, dtype=np.int64)
-    for start in range(0, len(values), _WIDEST):
-        here = (bits[start : start + _WIDEST] & MOST) >> _UNUSED
-        squares = values[start : start + _WIDEST].astype(np.float64)
-        squares *= squares
-        energies += np.bincount(here, squares, minlength=1 << 16)
-        counts += np.bincount(here, minlength=1 << 16)
-    held = np.cumsum(energies[::-1])  # from the largest class on
-    wanted = share * held[-1]
-    if not wanted > 0:
+    bits, counts = bits_of(values, 0), np.zeros(_CLASSES, dtype=np.int64)
+    for start in range(0, len(bits), BLOCK):
+        here = (bits[start : start + BLOCK] & MOST) >> 16
+        counts += np.bincount(here, minlength=_CLASSES)
+    used = np.flatnonzero(counts)[::-1]  # from the largest magnitudes on
+    counts, energies = counts[used], counts[used] * _SQUARES[used]
+    held = np.cumsum(energies)
+    wanted = share * held[-1] if len(held) else 0.0
+    if not wanted:
         return 0
     at = int(np.searchsorted(held, wanted))
-    inside = (wanted - (held[at] - energies[::-1][at])) / energies[::-1][at]
-    counts = counts[::-1]
-    count: int = int(counts[:at].sum()) + math.ceil(min(inside, 1.0) * int(counts[at]))
+    inside = (wanted - (held[at] - energies[at])) / energies[at]
+    count: int = int(counts[:at].sum()) + math.ceil(inside * int(counts[at]))
     return count
