@@ -135,6 +135,15 @@ def test_sets_are_near_the_entropy_of_uniform_sets_or_below(make, size, count, s
     assert len(coded) <= share * set_bytes(size, count) + beyond
 
 
+@pytest.mark.parametrize(
+    ("size", "times"), [(10_000, 1.09), (61_706, 1.04), (MANY, 1.024), (2 * MANY, 1.024)]
+)
+def test_uniform_sets_take_the_documented_multiple_of_their_entropy(size, times):
+    for count in np.geomspace(100, size // 2, 24).astype(int):
+        coded = CODER.encode(uniform(size, count), index_spec(count, size))
+        assert len(coded) <= times * set_bytes(size, count)
+
+
 @pytest.mark.parametrize("share", [0.005, 0.01, 0.02, 0.05, 0.1, 0.17, 0.2, 0.3, 0.5, 0.66])
 def test_ternary_levels_are_near_their_entropy(share):
     draw = np.random.default_rng(3)
