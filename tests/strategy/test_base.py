@@ -5,7 +5,6 @@ import logging
 import pytest
 
 from edgewire.pipeline.server.strategy import PipelineStrategy
-from edgewire.strategy.aggregation import SparseMean
 from edgewire.strategy.asynchronous import Asynchronous
 from edgewire.strategy.factory import made
 from edgewire.strategy.synchronous import SparseAveraging
@@ -79,7 +78,6 @@ REFUSED = [
         ({"quorum": NAN}, "quorum"),
         ({"mean": "mode"}, "mean must be one of mean, median, trimmed, not mode"),
         ({"mean": "median", "sender_exponent": 0.5}, "sender_exponent does not go with"),
-        ({"mean": SparseMean(3), "sender_exponent": 0.5}, "mean=SparseMean: drop it"),
         ({"optimizer": Taken()}, "Taken.names holds model, which is taken"),
         ({"verify_every": -1}, "verify_every must be 0"),
         ({"follow": "steps "}, "follow must be one of steps, differences, weights"),

@@ -61,7 +61,7 @@ def test_a_mean_that_calls_the_servers_gives_its_results(words, tmp_path):
 
 def test_its_options_are_used_and_a_resumed_run_is_the_same(monkeypatch, tmp_path):
     words = [*SMALL, "checkpoint_every=1", *OWN, "+strategy.mean.factor=0.5"]
-    expect_resumed(monkeypatch, tmp_path, words, 2)
+    expect_resumed(monkeypatch, tmp_path, words, 4)
     local_run(tmp_path / "theirs", *SMALL, "checkpoint_every=1", "lr=0.025")
     assert files_of(tmp_path / "theirs")[2] == files_of(tmp_path / "whole")[2]
 
@@ -79,6 +79,11 @@ def test_the_servers_means_are_such_means(mean):
     found.add(np.uint32([1, 3]), np.float32([2, 4]))
     indices, values = found.taken()
     assert (indices.tolist(), values.tolist()) == ([1, 3], [2, 4])
+
+
+def test_the_sender_exponent_is_of_the_servers_mean():
+    with pytest.raises(ValueError, match="does not go with mean=Delegating: drop it"):
+        Aggregation(mean=Delegating(), sender_exponent=0.5)
 
 
 FLOATS = np.ones(2, np.float32)
