@@ -40,7 +40,7 @@ from edgewire.task.flat_model import NUMPYS, FlatModel, to_array
 from edgewire.task.local import LocalAlgorithm, LocalRun
 from edgewire.task.process import configure_process
 from edgewire.task.rng import IsolatedRng, stream_seed
-from edgewire.task.steps import Batch, batches, summed
+from edgewire.task.steps import Batch, batches, evaluation_batch, summed
 from edgewire.task.tensors import Tensors, count
 
 Vector = NDArray[np.float32]
@@ -217,8 +217,9 @@ class Trainer:
         """
         inputs, targets = self.samples.of(node, held_back=self.config.dataset.holdout > 0)
         self.flat.load(state, natives)
+        size = evaluation_batch(self.objective, self.config.batch_size)
         with IsolatedRng(self.device, stream_seed(self.config.seed, node.index)):
-            sums = summed(self.flat.module, self.objective, inputs, targets)
+            sums = summed(self.flat.module, self.objective, inputs, targets, size)
         return {**sums, EXAMPLES: count(inputs)}
 
     def _layers_draws(self, node: Node, number: int) -> IsolatedRng:

@@ -15,7 +15,8 @@ def bounded(default: Any, **bounds: Any) -> Any:
     """Declare a field with a default and bounds, which `expect_within_bounds` checks.
 
     `at_least`, `at_most`: the smallest and the largest allowed value. `below`, `above`: values must
-    stay below, or exceed it. `one_of`: the allowed values.
+    stay below, or exceed it. `one_of`: the allowed values. `or_a`: a class whose objects are
+    allowed beside them.
     """
     return field(default=default, metadata=bounds)
 
@@ -29,6 +30,8 @@ def expect_within_bounds(prefix: str, node: Any) -> None:
     for entry in fields(node):
         key, value, bounds = prefix + entry.name, getattr(node, entry.name), entry.metadata
         if value is None and "None" in str(entry.type):
+            continue
+        if isinstance(value, bounds.get("or_a", ())):
             continue
         if "one_of" in bounds and value not in bounds["one_of"]:
             raise ValueError(f"{key} must be one of {', '.join(bounds['one_of'])}, not {value}")

@@ -149,7 +149,7 @@ def _flower(s: Strategy, nodes: int) -> Rows:
 
 def _methods(c: Choice) -> Rows:
     s, local, objective = c.strategy, c.local, c.objective
-    robust = isinstance(s, ROBUST) or c.config.strategy.get("mean", "mean") != "mean"
+    robust = isinstance(s, ROBUST) or c.config.strategy.get("mean") in ("median", "trimmed")
     return {
         f"local={type(local).__name__.lower()} adds up changes of which the nodes' mean is "
         "needed, and a robust strategy takes no mean: give local=plain, or another "
@@ -234,7 +234,7 @@ def _robust(c: Choice, s: Any) -> Rows:
     larger = "trim" if used >= MEDIAN else "number of nodes"
     return {
         f"strategy.mean={how.mean} of {used} updates a round leaves none out: give a larger "
-        f"{larger}, or strategy.mean=mean": how.mean != "mean" and not left_out
+        f"{larger}, or strategy.mean=mean": how.kind != "mean" and not left_out
     }
 
 

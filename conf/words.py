@@ -132,7 +132,9 @@ def unknown_key(key: str) -> str:
     same = [k for k in known if k.endswith(f".{name}") and k.partition(".")[0] not in REPEATED]
     near = [name] if name in known else sorted(same)[:3]
     groups = [path.name for path in HERE.iterdir() if path.is_dir() and path.name != "hydra"]
-    if near := near or get_close_matches(dotted, {*known, *owners, *groups}, n=1, cutoff=0.6):
+    if name == "_target_" and dotted.rpartition(".")[0] in owners:
+        hint = f"an object in place of a value needs a plus sign: +{key}="
+    elif near := near or get_close_matches(dotted, {*known, *owners, *groups}, n=1, cutoff=0.6):
         other = "" if near[0] in known else belongs.get(near[0], "")
         hint = f"did you mean {' or '.join(near)}{other and f', which {other}'}?"
     elif group in GROUPS:

@@ -21,6 +21,7 @@ from edgewire.compression.flower.server.statistics_screen import StatisticsSplit
 from edgewire.compression.layout import Layout
 from edgewire.compression.scatter import add_at
 from edgewire.strategy.robust_aggregation import RobustMean
+from edgewire.strategy.update_mean import UpdateMean
 
 # If the updates have fewer than 1 / _SORTED of all entries, sorting their indices is faster than
 # marking them in a mask.
@@ -45,7 +46,7 @@ class MeanState:
     whole: float = 0.0
 
 
-class SparseMean:
+class SparseMean(UpdateMean):
     """The weighted mean of updates of n entries; an entry that a node did not send counts as 0.
 
     `sender_exponent`: an entry of the mean is multiplied by (W / w)^`sender_exponent`, where W is
@@ -59,6 +60,7 @@ class SparseMean:
     def __init__(
         self, size: int, state: MeanState | None = None, sender_exponent: float = 0.0
     ) -> None:
+        self.begin(size)
         self._state = state = MeanState() if state is None else state
         if not len(state.sum):
             state.sum = np.zeros(size, dtype=np.float32)

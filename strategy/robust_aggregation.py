@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from edgewire.compression.base import Indices, Vector
 from edgewire.compression.scatter import find
+from edgewire.strategy.update_mean import UpdateMean
 
 KINDS = ("mean", "median", "trimmed")
 ABSENT = ("zero", "left_out")
@@ -12,7 +13,7 @@ LEAST = 3  # the fewest values of which a median leaves out those of one bad nod
 _COLUMNS = 1 << 15  # coordinates that are sorted at a time, which limits the memory of the table
 
 
-class RobustMean:
+class RobustMean(UpdateMean):
     """The median, or the trimmed mean, of each coordinate (Yin et al. 2018, Definitions 1 and 2).
 
     It is used instead of `SparseMean`. `absent="zero"`: an entry that a node did not send counts as
@@ -24,7 +25,8 @@ class RobustMean:
     """
 
     def __init__(self, size: int, kind: str, *, trim: float = 0.2, absent: str = "zero") -> None:
-        self._size, self._median, self._trim = size, kind == "median", trim
+        self.begin(size)
+        self._median, self._trim = kind == "median", trim
         self._fill = np.float32(0 if absent == "zero" else np.nan)
         self._added: list[tuple[Indices | None, Vector]] = []
 
@@ -48,7 +50,7 @@ class RobustMean:
         if union is not None:  # the columns of the table are the entries of the union
             columns = (np.searchsorted(union, indices).astype(np.uint32) for indices in sets)
             added = [(each, values) for each, (_, values) in zip(columns, added, strict=True)]
-        count = self._size if union is None else len(union)
+        count = self.size if union is None else len(union)
         result = np.empty(count, dtype=np.float32)
         # The table has a row per node and a column per coordinate, for _COLUMNS coordinates at a
         # time. Each column is sorted.

@@ -26,6 +26,7 @@ from edgewire.compression.flower.headers import (
 )
 from edgewire.compression.flower.message_size import size_of
 from edgewire.compression.flower.records import values_of
+from edgewire.compression.flower.replica import ACTIVITY, MODEL, VERSION
 from edgewire.compression.flower.server.inbox import ReceivedUpdate, count_received
 from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.strategy.aggregation import SparseMean
@@ -42,6 +43,7 @@ from edgewire.strategy.deadline import Deadline, DeadlinePlanner, Measurement, N
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.robust_aggregation import ABSENT, KINDS, RobustMean
 from edgewire.strategy.server import ModelState, Server
+from edgewire.strategy.update_mean import UpdateMean
 from edgewire.task.optimizers import SGD, ServerOptimizer
 
 WEIGHTS = (EXAMPLES, STEPS)  # metrics that every node reports
@@ -94,13 +96,15 @@ class Aggregation(OptionGroup):
     """Says how the server combines the updates of a round.
 
     `weighted_by_key`: the metric with a node's weight in the mean; None: equal weights. `mean`:
-    "mean", "median" or "trimmed". With a median or a trimmed mean, a few bad nodes have little
-    influence. `trim`, `absent`: the parameters of `RobustMean`, which computes both.
-    `sender_exponent`: of `SparseMean`; only for `mean="mean"`.
+    "mean", "median", "trimmed", or an object of one's own. With a median or a trimmed mean, a few
+    bad nodes have little influence. An object combines the updates alone: BatchNorm's statistics
+    and native tensors become their weighted mean. `trim`, `absent`: the parameters of `RobustMean`,
+    which computes a median and a trimmed mean. `sender_exponent`: of `SparseMean`; only for
+    `mean="mean"`.
     """
 
     weighted_by_key: str | None = bounded(None, one_of=WEIGHTS)
-    mean: str = bounded("mean", one_of=KINDS)
+    mean: str | UpdateMean = bounded("mean", one_of=KINDS, or_a=UpdateMean)  # noqa: RUF009  # a field
     trim: float = bounded(0.2, at_least=0, below=0.5)
     absent: str = bounded("zero", one_of=ABSENT)
     sender_exponent: float = bounded(0.0, at_least=0, at_most=1)
@@ -108,7 +112,24 @@ class Aggregation(OptionGroup):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sender_exponent and self.mean != "mean":
-            raise ValueError(f"sender_exponent does not go with mean={self.mean}: give absent=")
+            name, cure = self.mean, "give absent="
+            if isinstance(name, UpdateMean):
+                name, cure = type(name).__name__, "drop it"
+            raise ValueError(f"sender_exponent does not go with mean={name}: {cure}")
+
+    @property
+    def kind(self) -> str:
+        """How the server averages statistics and native tensors: one of `KINDS`."""
+        return self.mean if isinstance(self.mean, str) else "mean"
+
+    def mean_of(self, size: int) -> UpdateMean:
+        """Return the mean of updates of `size` entries."""
+        if isinstance(self.mean, UpdateMean):
+            self.mean.begin(size)
+            return self.mean
+        if self.mean == "mean":
+            return SparseMean(size, sender_exponent=self.sender_exponent)
+        return RobustMean(size, self.mean, trim=self.trim, absent=self.absent)
 
 
 class SparseAveraging(ParameterServer):
@@ -165,6 +186,9 @@ class SparseAveraging(ParameterServer):
             raise ValueError(
                 "optimizer is chosen by strategy/optimizer=, see conf/strategy/optimizer"
             )
+        if taken := {MODEL, VERSION, ACTIVITY}.intersection(optimizer.names):
+            kind = type(optimizer).__name__
+            raise ValueError(f"{kind}.names holds {min(taken)}, which is taken: give another name")
         self.optimizer, self.participation, self.aggregation = optimizer, participation, aggregation
         self.verify_every, self.mask_received = verify_every, mask_received
         self.planning, self.follow = planning, follow
@@ -224,7 +248,7 @@ class Rounds(Server):
             recent=state.recent,
             whole=strategy.follow == "weights",
             from_initial=True,
-            kind=how.mean,
+            kind=how.kind,
             trim=how.trim,
             weighted_by_key=how.weighted_by_key,
             every_round=planning.deadline is not None,
@@ -237,12 +261,7 @@ class Rounds(Server):
         if uplink is not None:
             planning = replace(planning, most_bits=uplink.quantizer.finer_by(planning.most_bits))
         self._planner = DeadlinePlanner(planning, state.paces, limited=strategy.update == "delta")
-        size = self.reported.trained
-        self._mean: SparseMean | RobustMean = (
-            SparseMean(size, sender_exponent=how.sender_exponent)
-            if how.mean == "mean"
-            else RobustMean(size, how.mean, trim=how.trim, absent=how.absent)
-        )
+        self._mean = how.mean_of(self.reported.trained)
 
     def advance(self, lr: float, timeout: float) -> bool:
         """Run one round at the learning rate `lr`; return False if no node is available.
@@ -405,7 +424,7 @@ class Rounds(Server):
 
         With a downlink codec, the nodes later repeat this step.
         """
-        indices, values = self._mean.take()
+        indices, values = self._mean.taken()
         if self._strategy.optimizer.incremental and used != self._present:
             values = values * np.float32(used / self._present)  # the other nodes sent no change
         if self._downlink is None and not is_finite(values):  # a downlink codec checks this itself

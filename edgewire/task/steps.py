@@ -15,6 +15,7 @@ from edgewire.task.objectives.regression import Regression
 from edgewire.task.tensors import Tensors, count, leaves, rows, taken
 
 Batch = tuple[Tensors, Tensors]  # inputs, targets
+EVALUATED = 100  # samples of an evaluation's batch, see `summed`
 ROUNDING = 1e-6  # by which sums of floats may exceed a share
 MOST_READ = 1 << 27  # entries of a tensor that is searched for its largest integer
 
@@ -169,12 +170,17 @@ def _expect_fits(
             )
 
 
+def evaluation_batch(objective: Objective, batch_size: int) -> int:
+    """Return the number of samples in an evaluation's batches; `batch_size`: that of training."""
+    return batch_size if objective.batch_loss else EVALUATED
+
+
 def evaluate(
     model: nn.Module,
     objective: Objective,
     inputs: Tensors,
     targets: Tensors,
-    batch_size: int = 100,
+    batch_size: int = EVALUATED,
     between: Callable[[], object] | None = None,
 ) -> dict[str, float]:
     """Evaluate a model; return the loss and the metrics that are defined (see `summed`)."""
@@ -187,7 +193,7 @@ def summed(
     objective: Objective,
     inputs: Tensors,
     targets: Tensors,
-    batch_size: int = 100,
+    batch_size: int = EVALUATED,
     between: Callable[[], object] | None = None,
 ) -> dict[str, Any]:
     """Evaluate a model in eval mode, then restore its mode; return the objective's sums.

@@ -33,7 +33,7 @@ from edgewire.task.datasets import Data
 from edgewire.task.errors import TaskError
 from edgewire.task.flat_model import FlatModel, expect_numbers
 from edgewire.task.rng import IsolatedRng
-from edgewire.task.steps import evaluate
+from edgewire.task.steps import evaluate, evaluation_batch
 from edgewire.task.tensors import count, mapped
 
 OWN = ("drift", "staleness", "prediction_error")  # metrics that only some strategies have
@@ -168,7 +168,12 @@ class Run:
         self.show(arrays)
         with IsolatedRng(self.model.state.device, self.config.seed):  # some models use randomness
             return evaluate(
-                self.model.module, self.objective, self.test, self.targets, between=self.grid.tend
+                self.model.module,
+                self.objective,
+                self.test,
+                self.targets,
+                evaluation_batch(self.objective, self.config.batch_size),
+                between=self.grid.tend,
             )
 
     def _of_nodes(self, names: Iterable[str]) -> dict[str, float]:

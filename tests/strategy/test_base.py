@@ -8,6 +8,7 @@ from edgewire.pipeline.server.strategy import PipelineStrategy
 from edgewire.strategy.asynchronous import Asynchronous
 from edgewire.strategy.factory import made
 from edgewire.strategy.synchronous import SparseAveraging
+from edgewire.task.optimizers import SGD
 from tests.runs import configured
 from tests.strategy.federation import Federation, Trainer, strategy_of
 
@@ -58,6 +59,10 @@ def test_an_option_in_place_of_its_group_is_refused_at_once(make, words):
         make()
 
 
+class Taken(SGD):
+    names = ("model",)
+
+
 NAN, INF = float("nan"), float("inf")
 REFUSED = [
     *((kind, *row) for kind in (SparseAveraging, Asynchronous) for row in (
@@ -73,6 +78,7 @@ REFUSED = [
         ({"quorum": NAN}, "quorum"),
         ({"mean": "mode"}, "mean must be one of mean, median, trimmed, not mode"),
         ({"mean": "median", "sender_exponent": 0.5}, "sender_exponent does not go with"),
+        ({"optimizer": Taken()}, "Taken.names holds model, which is taken"),
         ({"verify_every": -1}, "verify_every must be 0"),
         ({"follow": "steps "}, "follow must be one of steps, differences, weights"),
         ({"deadline": 0.0}, "deadline must be a number above 0"),

@@ -10,9 +10,11 @@ from torch import nn
 
 from edgewire.task.errors import TaskError
 from edgewire.task.models import build_model
+from edgewire.task.objectives import Objective
 from edgewire.task.objectives.classification import Classification
-from edgewire.task.steps import batches, evaluate
+from edgewire.task.steps import batches, evaluate, evaluation_batch
 from edgewire.task.transforms import ImageTransform
+from tests.local_runs import local_run
 
 CLASSES = Classification()
 sizes = given(
@@ -86,6 +88,35 @@ def test_evaluate_is_the_mean_over_all_samples():
         assert accuracy == (logits.argmax(1) == labels).sum().item() / 23
         better = (logits > logits.gather(1, labels[:, None])).sum(1)
         assert top5 == (better < 5).sum().item() / 23
+
+
+class Contrast(Objective):
+    """A loss that depends on the batch: the mean of the outputs, times the batch's size."""
+
+    batch_loss = True
+
+    def loss(self, model, inputs, targets):
+        return model(inputs).mean() * len(inputs)
+
+    def sums(self, model, inputs, targets):
+        return {"loss": self.loss(model, inputs, targets) * len(inputs)}
+
+
+def test_a_loss_that_depends_on_the_batch_is_evaluated_in_the_runs_batches(tmp_path, monkeypatch):
+    """The server's evaluation and that of the nodes take batches of `batch_size` samples."""
+    seen, sums = [], Contrast.sums
+
+    def noting(self, model, inputs, targets):
+        seen.append(len(inputs))
+        return sums(self, model, inputs, targets)
+
+    monkeypatch.setattr(Contrast, "sums", noting)
+    words = ["strategy=fedavg", "strategy.fraction_evaluate=1", "nodes=2", "rounds=1"]
+    words += [f"objective._target_={__name__}.Contrast", "batch_size=32", "local_steps=1"]
+    local_run(tmp_path, *words)
+    assert {32} <= {*seen} <= {*range(33)}
+    assert seen.count(32) > 2 * (359 // 32)  # the test split twice, and the nodes' samples
+    assert evaluation_batch(CLASSES, 32) == 100
 
 
 @pytest.mark.parametrize("training", [True, False])

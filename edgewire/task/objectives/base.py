@@ -51,13 +51,16 @@ class Objective(ABC):
     it is the loss. `least`: the least value that the loss can have; a server refuses smaller ones.
     `needs_inputs`: whether `loss` reads the inputs itself, and not only by a call of the model. A
     model that is cut over several nodes then sends them to the last node. `finite_targets`: whether
-    NaN and infinity in the targets are refused before the run.
+    NaN and infinity in the targets are refused before the run. `batch_loss`: whether the loss of a
+    sample depends on the other samples of its batch, as a contrastive loss does. The model is then
+    evaluated in batches of the run's `batch_size`, so that the loss is comparable with training's.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = ()
     least: ClassVar[float] = -math.inf
     needs_inputs: ClassVar[bool] = False
     finite_targets: ClassVar[bool] = False
+    batch_loss: ClassVar[bool] = False
 
     def check(self) -> None:
         """Raise `TaskError` for metrics that a run cannot record."""
