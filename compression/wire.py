@@ -34,6 +34,7 @@ NAMED, EXACT, OWN = 1, 2, 4
 # The first byte of a payload in the short form, version 2, to which the flags EXACT and OWN are
 # added. A later version gets another number; that of version 1 was 0xD0.
 SHORT = 0xD8
+DIFFERENCES = b"\xe8"  # the first byte of native tensors as differences (`native_differences.py`)
 ALL, INDICES, REPEATED = 0, 1, 2  # how a payload says which entries it holds
 _MOST_NUMBERS = 16  # the most streams, and the most parameters of a quantizer
 
@@ -243,6 +244,9 @@ def stream_sizes(payloads: Iterable[Buffer], layout: Layout | None = None) -> St
     indices = values = 0
     for payload in payloads:
         view = memoryview(payload).cast("B")
+        if view[:1] == DIFFERENCES:
+            values += len(view)
+            continue
         known = layout if _form_of(view) is _SHORT else None
         sizes = sizes_of(parse(view, known, 1 << 62, of_vector=True, own_payload=True))
         indices, values = indices + sizes.indices, values + sizes.values

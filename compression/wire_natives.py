@@ -1,9 +1,9 @@
 """Encodes native tensors, which are sent in their own dtype.
 
 All integer tensors are native, and other tensors on request. A payload holds native tensors beside
-the float32 vector, without a conversion to float32. A native tensor is sent as its values, never as
-a difference from earlier values. It is exact to the last bit. A table before the payload's table of
-shapes declares the native tensors. The payload's last stream holds their concatenated bytes.
+the float32 vector, without a conversion to float32. A native tensor is sent as its values, exact to
+the last bit. `native_differences.py` sends differences instead. A table before the payload's table
+of shapes declares the native tensors. The payload's last stream holds their concatenated bytes.
 """
 
 import math
@@ -72,7 +72,7 @@ def _table(declared: Sequence[Declared]) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _expected(model: Layout, own: tuple[int, ...]) -> tuple[bytes, tuple[Declared, ...]]:
+def expected_natives(model: Layout, own: tuple[int, ...]) -> tuple[bytes, tuple[Declared, ...]]:
     """Return the table of the model's tensors at the positions ``own``, and its entries.
 
     The table is encoded, as a payload must hold it.
@@ -92,7 +92,7 @@ def expect_natives(
     """
     if not own and not flagged:
         return ()
-    table, declared = _expected(model, own)
+    table, declared = expected_natives(model, own)
     if not (flagged and own and skip(reader, table)):  # a table is never empty
         names = ", ".join(each.name for each in declared[:3]) or "none"
         raise PayloadError(

@@ -1,11 +1,11 @@
 """Encodes and decodes native tensors: tensors in their own dtype beside a model's flat vector.
 
 Examples are counters, masks and frozen parameters. Most native tensors never change. So a payload
-holds only the native tensors that differ from their initial values. A checksum shows whether server
-and node have the same initial values. The initial values of a node may differ in the last bits, if
-its processor computes them differently. So the first message to a node holds the server's initial
-values, except those of frozen parameters. These may be as large as the model, and are sent only to
-a node that reports other values.
+holds only the differences of the native tensors that differ from their initial values. A checksum
+shows whether server and node have the same initial values. The initial values of a node may differ
+in the last bits, if its processor computes them differently. So the first message to a node holds
+the server's initial values, except those of frozen parameters. These may be as large as the model,
+and are sent only to a node that reports other values.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from ..codec import Codec
 from ..decoder import Update, decode_update
 from ..layout import Layout
 from ..make import make_codec
+from ..native_differences import decode_differences, encode_differences
+from ..wire import DIFFERENCES
 from ..wire_natives import NativeTensor
 from .headers import HEALS, DownlinkHeader
 from .node.state import store_arrays, stored_arrays
@@ -130,11 +132,16 @@ class Initial:
         return self._packed({n: a for n, a in self.arrays.items() if n not in without})
 
     def payload(self, arrays: Mapping[str, NDArray[Any]]) -> bytes:
-        """Encode the native tensors that differ from their initial values.
+        """Encode the native tensors that differ from their initial values, as differences.
 
-        The payload is empty if no tensor differs.
+        The payload is empty if no tensor differs. It holds the values if vectors have a lossy
+        codec, or if a tensor has another shape or dtype than initially, which nodes refuse.
         """
-        return self._packed(differing(arrays, self.arrays))
+        now = differing(arrays, self.arrays)
+        lossy = self.vectors.names and not self.vectors.codec.exact
+        if not now or lossy or any(_kind(now[n]) != _kind(self.arrays[n]) for n in now):
+            return self._packed(now)
+        return encode_differences(now, self.arrays, self.layout, self.checksum)
 
     def _packed(self, arrays: Mapping[str, NDArray[Any]]) -> bytes:
         if not arrays:
@@ -164,11 +171,16 @@ class Initial:
         """Decode the native tensors in a payload, by name; without a payload, return {}.
 
         Raises `PayloadError` for a tensor with another name, shape or dtype than the initial
-        tensors, and for a BatchNorm counter of mini-batches below 0.
+        tensors, for differences from other initial values, and for a BatchNorm counter of
+        mini-batches below 0.
         """
         if not payload:
             return {}
         names, layout = self.layout.names, self.layout
+        if memoryview(payload)[:1] == DIFFERENCES:
+            own = decode_differences(payload, self.arrays, layout, self.checksum)
+            expect_counts(own)
+            return {each.name: each.array for each in own}
         most = len(layout) + len(self.vectors.layout)
         update = decode_update(payload, max_size=self._most, max_tensors=most)
         expect_counts(update.own)
@@ -208,9 +220,11 @@ def differing(arrays: Mapping[str, NDArray[Any]], base: Mapping[str, NDArray[Any
 def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:
     if one is other:
         return True
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return np.array_equal(_bytes_of(one), _bytes_of(other))
+    return _kind(one) == _kind(other) and np.array_equal(_bytes_of(one), _bytes_of(other))
+
+
+def _kind(array: NDArray[Any]) -> tuple[object, ...]:
+    return array.shape, array.dtype
 
 
 def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:

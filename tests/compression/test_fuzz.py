@@ -12,12 +12,14 @@ from itertools import product
 
 import numpy as np
 import pytest
+from xxhash import xxh3_64_digest
 
 from edgewire.compression.base import PayloadError
 from edgewire.compression.coders.shared_context import SharedContext
 from edgewire.compression.decoder import decode_update
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
+from edgewire.compression.native_differences import decode_differences, encode_differences
 from edgewire.compression.registry import names as methods
 from edgewire.compression.wire_natives import NativeTensor
 from tests.compression.surgery import Surgery, with_checksum
@@ -206,3 +208,45 @@ def test_some_damage_was_another_valid_payload():
     if len(TALLY) == len(TARGETS):  # not if the run has a single target
         for accepted in zip(*TALLY.values(), strict=True):
             assert sum(accepted) > len(TARGETS) / 4, "nothing gets past the header"
+
+
+@pytest.mark.parametrize("noise", [0, 1e-3, 1], ids=["equal", "near", "far"])
+def test_damaged_differences_of_native_tensors(noise, pytestconfig):
+    draw = np.random.default_rng(1)
+    arrays = (*OWN, draw.normal(size=700).astype(np.float32))
+    before = {str(i): array for i, array in enumerate(arrays)}
+    layout = Layout(
+        tuple(before), tuple(a.shape for a in arrays), tuple(a.dtype.name for a in arrays)
+    )
+    now = {**before, "3": (arrays[3] * (1 + noise * draw.normal(size=700))).astype(np.float32)}
+    others = [encode_differences({n: now[n]}, before, layout, b"") for n in ("0", "2", "3")]
+    original = encode_differences(now, before, layout, b"")
+    damage, accepted, refused = Damage(3, others), 0, 0
+    tracemalloc.start()
+    try:
+        for _ in range(pytestconfig.getoption("--mutations") // 10):
+            body = damage(original[:-4])
+            if body == original[:-4]:
+                continue
+            tracemalloc.reset_peak()
+            start, started = tracemalloc.get_traced_memory()[0], time.perf_counter()
+            try:
+                payload = body + xxh3_64_digest(body)[:4]
+                found = decode_differences(payload, before, layout, b"")
+            except PayloadError:
+                refused += 1
+            else:
+                accepted += 1
+                for each in found:
+                    was = before[each.name]
+                    assert (each.array.shape, each.array.dtype) == (was.shape, was.dtype)
+                    assert was.dtype.kind != "f" or not np.isnan(each.array).any()
+            assert time.perf_counter() - started < SLOWEST
+            used = tracemalloc.get_traced_memory()[1] - start
+            assert used <= 8 * sum(a.nbytes for a in arrays) + (1 << 17)
+            with pytest.raises(PayloadError):
+                decode_differences(body + original[-4:], before, layout, b"")
+    finally:
+        tracemalloc.stop()
+    assert refused > 20, "the damage does no harm: the test tests nothing"
+    assert accepted, "nothing gets past the header"

@@ -44,7 +44,7 @@ def test_vectors_arrive_as_the_quantizer_encodes_them(quantizer, seed, names):
     assert all(np.array_equal(again[name], found[name]) for name in found)
 
 
-@pytest.mark.parametrize("quantizer", ["int8", "qsgd"])
+@pytest.mark.parametrize("quantizer", ["int8", "qsgd", "float32"])
 @given(st.binary(max_size=60), st.integers(0, 200), st.integers(0, 255))
 def test_hostile_payloads_are_refused_or_have_the_right_shapes(quantizer, tail, at, byte):
     start = initial(quantizer)
@@ -90,3 +90,22 @@ def test_frozen_parameters_and_zeros_are_not_in_the_first_message():
     assert set(start.read(start.unfrozen)) == {"count"}
     assert set(start.read(start.whole)) == {"base", "count"}
     assert not initial(frozen=(), names=()).read(b"")
+
+
+def test_a_node_with_other_initial_values_refuses_differences():
+    start = initial()
+    there = Initial({"base": np.ones(40, np.float32), "count": np.array(3)}, (), start.vectors)
+    with pytest.raises(PayloadError, match="other initial"):
+        there.read(start.payload(changed(2)))
+
+
+def test_a_negative_counter_is_refused_in_differences():
+    start = Initial({"norm.num_batches_tracked": np.array(3)})
+    with pytest.raises(PayloadError, match="below 0"):
+        start.read(start.payload({"norm.num_batches_tracked": np.array(-1)}))
+
+
+def test_a_tensor_of_another_dtype_is_refused():
+    start = initial(names=())
+    with pytest.raises(PayloadError, match="no native tensor count"):
+        start.read(start.payload({**start.arrays, "count": np.array(2.5)}))
