@@ -29,7 +29,7 @@ METHODS = {
 }
 SEEDS = 3
 # The task of a command without overrides: seconds a run, and 1,500 test samples.
-TASK = ("task=activity", "dataset.samples=6000", "rounds=15", "lr=0.2", "eval_every=5")
+TASK = ("task=activity", "dataset.samples=6000", "rounds=15", "eval_every=5")
 LINK = "lora"
 # with these options of a strategy the link decides which replies are used
 DECIDED_BY_LINK = ("strategy.deadline", "strategy.quorum")

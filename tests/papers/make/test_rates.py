@@ -24,12 +24,20 @@ PAGES = {
     "esgd_baselines": (("esgd_search",), 1, ()),
     "cesgd_operators": (("cesgd_search",), 1, ()),
     "cesgd": (("cesgd_table1_search",), 1, ()),
-    "methods_federated": (("methods_federated_search",), 1, ("eval_every",)),
+    "methods_federated": (
+        ("methods_federated_search",),
+        1,
+        ("eval_every", "nodes", "strategy.fraction_train"),
+    ),
     "edgify_large_batch": (("edgify_search",), 1, ("schedule", "schedule.patience")),
     "dgc": (("dgc_long_search",), 1, ("rounds",)),
     "adacomp_rates": (("adacomp_search",), 10, ("downlink",)),
     "f2i": (("f2i_search",), 1, ()),
-    "edgify_federated": (("edgify_federated_search",), 1, ()),
+    "edgify_federated": (
+        ("edgify_federated_search", "edgify_search"),
+        1,
+        ("schedule", "schedule.patience", "dataset"),
+    ),
     "lost_replies": (("lost_replies_search",), 1, ()),
     "batchnorm": (("batchnorm_search",), 1, ()),
 }
