@@ -183,11 +183,18 @@ def _words(config: Config) -> str:
 
 
 def _expect_same(folder: Path, config: Config, before: dict[str, Any], nodes: bool) -> None:
-    """Raise `ConfigError` if two configurations differ; `nodes`: whether `nodes=` is compared."""
+    """Raise `ConfigError` if two configurations differ; `nodes`: whether `nodes=` is compared.
+
+    An option that an earlier version did not have had its default, which is None in a group.
+    """
     now = json.loads(_words(config))
+    before = {"fidelity": Config.fidelity, **before}
     for whole in (now, before):
         for group, key in (("dataset", "root"), ("model", "file")):  # the files may have moved
             whole.get(group, {}).pop(key, None)
+        for key, value in whole.items():
+            if isinstance(value, dict):
+                whole[key] = {name: each for name, each in value.items() if each is not None}
     for key in sorted(set(now) | set(before)):
         if now.get(key) != before.get(key) and (nodes or key != "nodes"):
             raise ConfigError(
