@@ -162,9 +162,9 @@ class Config:
     `compact_records`: if true, the values beside a payload (its header, the learning rate, the
     metrics) are sent in about a third of the bytes; `fidelity`: how much of each update
     `algorithm=edgewire` sends in both directions: low, medium, high, or a number above 0, where
-    high is 1 (sparsifier `energy`). More costs bytes and gains accuracy; `stop_on_failure`: if
-    true, a sweep begins no further job after one has failed. A run that has diverged does not count
-    as failed here.
+    high is 1 (sparsifier `energy`). More costs bytes and mostly gains accuracy. Methods without
+    `energy` ignore it; `stop_on_failure`: if true, a sweep begins no further job after one has
+    failed. A run that has diverged does not count as failed here.
 
     With an asynchronous strategy, `eval_every` and `checkpoint_every` count replies instead of
     rounds. If the model is divided among nodes, they count mini-batches.

@@ -273,6 +273,7 @@ class ParameterServer(RunStrategy):
 
         Flower's `Strategy` declares them abstract. Raises `NotImplementedError`.
         """
+        # Not unfinished: only Flower's own `start` calls these four, and a subclass has another.
         raise NotImplementedError(f"{type(self).__name__}.start runs the whole training")
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _in_start

@@ -41,8 +41,8 @@ class Energy(ResidualSparsifier):
 
     So the number of entries follows the update: a few entries hold most of one update, and another
     needs many. ``energy``: the share. ``last_energy``: the share in the last ``last_share`` of all
-    ``total_steps`` updates (0: there are no such updates). What these leave out has no later
-    update to go with, and so the model would lack it.
+    ``total_steps`` updates (0: it is never used). No later update sends what the last ones leave
+    out.
 
     ``fidelity``: a number, or one of the words low (0.1), medium (0.35) and high (1). The odds of
     both shares, energy : (1 - energy), are multiplied by this number to the power of
@@ -77,7 +77,7 @@ class Energy(ResidualSparsifier):
         share = self.last_energy if last else self.energy
         if share < 1:
             odds = _factor(self.fidelity) ** self.fidelity_power * share / (1 - share)
-            share = odds / (1 + odds)
+            share = 1 - 1 / (1 + odds)  # 1 for odds beyond float64
         count = round(fewest(given, share) * step.density_factor)
         return largest(given, min(count, len(given)))
 

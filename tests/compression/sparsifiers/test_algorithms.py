@@ -411,6 +411,14 @@ def test_more_fidelity_sends_the_same_entries_and_more(seed, energy, one, other)
     assert set(few.tolist()) <= set(many.tolist())
 
 
+@pytest.mark.parametrize("fidelity", ["1e20", "1e308"])
+def test_a_huge_fidelity_sends_all_entries(fidelity):
+    chosen = Energy(energy=0.9, fidelity=fidelity).choose(
+        update(), SparsifyContext(LAYOUT, {}, Rng(0, 0))
+    )
+    assert len(chosen) == N
+
+
 @pytest.mark.parametrize(("number", "last"), [(0, 0), (1, 0), (15, 0), (16, 1), (20, 1), (25, 1)])
 def test_the_last_updates_hold_more_energy(number, last):
     method = Energy(energy=0.2, last_energy=0.8, last_share=0.25, total_steps=20)
