@@ -127,7 +127,7 @@ class RunCheckpointer:
         run = self._run
         newest = None if run.newest is None else to_vector(run.newest)
         return RunState(
-            _words(run.config),
+            config_words(run.config),
             run.stepped,
             run.schedule.state,
             run.records.save(),
@@ -153,7 +153,9 @@ class RunCheckpointer:
             )
         try:
             state = from_bytes(RunState, parts[RUN])
-            _expect_same(folder, run.config, json.loads(state.config), self._lasting is not None)
+            expect_same_config(
+                folder, run.config, json.loads(state.config), self._lasting is not None
+            )
             strategy.load(parts[STRATEGY])
             if self._lasting is not None:
                 kind: type[Any] = type(self._lasting.save())
@@ -176,18 +178,18 @@ class RunCheckpointer:
         self._checkpoints.went_on(strategy.done)
 
 
-def _words(config: Config) -> str:
+def config_words(config: Config) -> str:
     """Return a configuration as JSON, without the options that a resume may change (`FREE`)."""
     plain = {key: value for key, value in asdict(config).items() if key not in FREE}
     return json.dumps(plain, sort_keys=True, default=str)
 
 
-def _expect_same(folder: Path, config: Config, before: dict[str, Any], nodes: bool) -> None:
+def expect_same_config(folder: Path, config: Config, before: dict[str, Any], nodes: bool) -> None:
     """Raise `ConfigError` if two configurations differ; `nodes`: whether `nodes=` is compared.
 
     An option that an earlier version did not have had its default, which is None in a group.
     """
-    now = json.loads(_words(config))
+    now = json.loads(config_words(config))
     before = {"fidelity": Config.fidelity, **before}
     for whole in (now, before):
         for group, key in (("dataset", "root"), ("model", "file")):  # the files may have moved

@@ -79,8 +79,8 @@ def test_every_row_has_all_seeds_of_its_experiment(pages):
     [
         ("eSGD, 87.5 % of entries left out", "esgd", "eSGD, 87.5 % left out", "SGD"),
         ("DGC, 99.5 % left out after its warm-up", "dgc", "DGC", "momentum SGD"),
-        ("CE-SGD, `operator=map`", "cesgd", "CE-SGD, `map`, as in the paper", "Adam"),
-        ("top-k with a residual", "cesgd", "CE-SGD's preset", None),
+        ("CE-SGD (map)", "cesgd", "CE-SGD, `map`, as in the paper", "Adam"),
+        ("top-k, residual", "cesgd", "CE-SGD's preset", None),
         ("AdaComp, MNIST", "adacomp_rates", "AdaComp, falling rate", "ASGD, falling rate"),
         ("synthetic gradients", "synthetic", "synthetic gradients", "backpropagation"),
         ("narrow VGG16, six nodes", "synthetic_vgg16", "`gradient_of_loss`", "backpropagation"),
