@@ -129,12 +129,15 @@ def run(composed: DictConfig, folder: Path) -> None:
     loggers = loggers_of(config)
     set_up_logging(config.verbose)
     hydra = HydraConfig.get()
-    given = any(word.lstrip("+").startswith("rounds=") for word in hydra.overrides.task)
-    if given and "pushes" in config.strategy:
+    given = {word.lstrip("+").partition("=")[0] for word in hydra.overrides.task}
+    if "rounds" in given and "pushes" in config.strategy:
         log.warning(
             "rounds= has no effect: this strategy has no rounds and ends after strategy.pushes=%s",
             config.strategy["pushes"],
         )
+    sparsifiers = {codec.sparsifier for codec in (config.compression, config.downlink)}
+    if "fidelity" in given and "energy" not in sparsifiers:
+        log.warning("fidelity= has no effect: compression=edgewire and downlink=edgewire have it")
     values: dict[str, Any] = dict(run_config(composed, output=str(folder)))
     if begin_job(folder, values["config"]):
         return

@@ -35,10 +35,19 @@ def test_a_diverged_run_names_a_remedy(command, words):
     assert result_of(folder)["diverged"] is True
 
 
-def test_rounds_have_no_effect_on_a_strategy_without_rounds_and_it_is_said(command):
-    code, printed, folder = command("strategy=asynchronous", "strategy.pushes=3", "rounds=5")
-    assert (code, result_of(folder)["rounds"]) == (0, 3)
-    assert "rounds= has no effect" in printed.out
+@pytest.mark.parametrize(
+    "words, ignored",
+    [
+        (["strategy=asynchronous", "strategy.pushes=3", "rounds=3"], "rounds"),
+        ([*QUICK, "fidelity=low"], "fidelity"),
+        ([*QUICK, "compression=edgewire", "strategy=sparse_averaging", "fidelity=low"], ""),
+    ],
+)
+def test_an_option_without_effect_is_named(command, words, ignored):
+    code, printed, _ = command(*words)
+    assert code == 0
+    said = [line.split()[1] for line in printed.out.splitlines() if "= has no effect" in line]
+    assert said == [f"{ignored}="] * bool(ignored)
 
 
 @pytest.mark.parametrize("resumes", [True, False])
