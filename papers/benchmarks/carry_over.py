@@ -5,7 +5,8 @@
 A gain is the mean difference over pairs of runs with the same seed, and positive where a method is
 better: in percentage points for a share, in percent of the other method's mean for a perplexity or
 an error. `fedavg`: gains over FedAvg; `best`: over the better of FedAvg and DiLoCo on each task.
-Ratios are those of all bytes; `up` and `down` are geometric means over the tasks.
+Ratios are FedAvg's bytes over the method's, all bytes counted; `up` and `down` are geometric means
+over the tasks.
 """
 
 import json
@@ -14,8 +15,8 @@ from statistics import fmean, geometric_mean
 
 from edgewire.report.estimate import paired
 from edgewire.report.runs import Run, by_seed
-from edgewire.report.table import plain, sent
-from papers.make.definitions import read_definition
+from edgewire.report.table import sent
+from papers.make.definitions import TableDefinition, read_definition
 from papers.make.run_archive import ROOT, archive_file, read_archive
 from papers.make.tables import FilledTable
 
@@ -32,9 +33,10 @@ def gain(ours: Sequence[Run], theirs: Sequence[Run]) -> tuple[bool, float]:
     return metric.share, (1 if metric.higher else -1) * scale * found.mean
 
 
-def ratio(runs: Sequence[Run], way: str) -> float:
-    """Return the mean compression ratio of all bytes; `way`: "uplink" or "downlink"."""
-    return fmean(plain(way)(run.result) / sent(way)(run.result) for run in runs)
+def ratio(ours: Sequence[Run], theirs: Sequence[Run], way: str) -> float:
+    """Return how many times fewer bytes `ours` send; `way`: "uplink" or "downlink"."""
+    mine, others = (fmean(sent(way)(run.result) for run in runs) for runs in (ours, theirs))
+    return others / mine
 
 
 def summary(tasks: Sequence[dict[str, Sequence[Run]]], method: str) -> dict[str, float]:
@@ -50,7 +52,7 @@ def summary(tasks: Sequence[dict[str, Sequence[Run]]], method: str) -> dict[str,
             result[f"{against}, worst {name}"] = min(gains[share])
             result[f"{against}, mean {name}"] = fmean(gains[share])
     for way in ("uplink", "downlink"):
-        ratios = [ratio(runs[method], way) for runs in tasks]
+        ratios = [ratio(runs[method], runs["fedavg"], way) for runs in tasks]
         name = way.removesuffix("link")
         result |= {name: geometric_mean(ratios), f"{name}, least": min(ratios)}
     return result
@@ -60,8 +62,9 @@ def main() -> None:
     """Print the JSON."""
     page = read_definition(ROOT, ROOT / "papers" / "pages" / "carry_over.yaml")
     stored = read_archive(archive_file(ROOT, page.name))
-    tables = [FilledTable(table, stored) for table in page.tables if hasattr(table, "experiment")]
-    tasks = [{row.id: table.runs_of(row) for row in table.definition.rows} for table in tables]
+    tables = [FilledTable(each, stored) for each in page.tables if isinstance(each, TableDefinition)]
+    rows = [{row.id: table.runs_of(row) for row in table.definition.rows} for table in tables]
+    tasks = [each for each in rows if each.keys() >= {*UNCOMPRESSED}]
     methods = [name for name in tasks[0] if all(runs.get(name) for runs in tasks)]
     print(json.dumps({name: summary(tasks, name) for name in methods}, indent=1))
 
