@@ -2,7 +2,8 @@
 
 Four of the page's tasks are for development: part of Fashion-MNIST, `classes`, and the data sets
 activity and keywords. The other four are kept back while the preset is made, and run once at its
-end: a quarter of CIFAR-10 with Dirichlet's shares (`photos`), `hastie`, `manual`, and the data set sensor_table.
+end: a quarter of CIFAR-10 with Dirichlet's shares (`photos`), `hastie`, `manual`, and the data set
+sensor_table.
 """
 
 from dataclasses import replace

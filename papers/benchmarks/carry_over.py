@@ -62,7 +62,8 @@ def main() -> None:
     """Print the JSON."""
     page = read_definition(ROOT, ROOT / "papers" / "pages" / "carry_over.yaml")
     stored = read_archive(archive_file(ROOT, page.name))
-    tables = [FilledTable(each, stored) for each in page.tables if isinstance(each, TableDefinition)]
+    found = [each for each in page.tables if isinstance(each, TableDefinition)]
+    tables = [FilledTable(each, stored) for each in found]
     rows = [{row.id: table.runs_of(row) for row in table.definition.rows} for table in tables]
     tasks = [each for each in rows if each.keys() >= {*UNCOMPRESSED}]
     methods = [name for name in tasks[0] if all(runs.get(name) for runs in tasks)]
