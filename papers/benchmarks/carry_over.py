@@ -10,7 +10,7 @@ over the tasks.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, geometric_mean
 
 from edgewire.report.estimate import paired
@@ -35,11 +35,11 @@ def gain(ours: Sequence[Run], theirs: Sequence[Run]) -> tuple[bool, float]:
 
 def ratio(ours: Sequence[Run], theirs: Sequence[Run], way: str) -> float:
     """Return how many times fewer bytes `ours` send; `way`: "uplink" or "downlink"."""
-    mine, others = (fmean(sent(way)(run.result) for run in runs) for runs in (ours, theirs))
+    mine, others = (fmean(by_seed(runs, sent(way)).values()) for runs in (ours, theirs))
     return others / mine
 
 
-def summary(tasks: Sequence[dict[str, Sequence[Run]]], method: str) -> dict[str, float]:
+def summary(tasks: Sequence[Mapping[str, Sequence[Run]]], method: str) -> dict[str, float]:
     """Return a method's worst and mean gains and its ratios. `tasks`: runs by method."""
     result = {}
     for against in ("fedavg", "best"):
