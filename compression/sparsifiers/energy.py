@@ -12,7 +12,7 @@ from ..sampling import BLOCK
 from ..selection import MOST, bits_of, largest
 from ..validation import expect_at_least, expect_below_one, expect_between, expect_share
 
-WORDS = {"low": 0.1, "medium": 0.35, "high": 1.0}  # of `fidelity`
+WORDS = {"low": 0.1, "medium": 0.3, "high": 1.0}  # of `fidelity`
 # The upper 16 bits of a finite magnitude are its class. A class counts as its middle, squared.
 _CLASSES = 0x7F80
 _SQUARES = (np.arange(_CLASSES, dtype=np.int32) << 16 | 1 << 15).view(np.float32).astype(float) ** 2
@@ -44,7 +44,7 @@ class Energy(ResidualSparsifier):
     ``total_steps`` updates (0: it is never used). No later update sends what the last ones leave
     out.
 
-    ``fidelity``: a number, or one of the words low (0.1), medium (0.35) and high (1). The odds of
+    ``fidelity``: a number, or one of the words low (0.1), medium (0.3) and high (1). The odds of
     both shares, energy : (1 - energy), are multiplied by this number to the power of
     ``fidelity_power``. With 1 the shares are as they are given. More of it sends more entries.
 
