@@ -89,8 +89,9 @@ def coded_in_windows(indices: Indices, context: IndexContext) -> bytes:
     empty = -(-tails >> widths)  # windows in the tails
     skipped = np.cumsum(empty) - empty
     zeros[firsts] += np.diff(skipped[used], prepend=0)
-    unary = np.zeros(int(zeros.sum()) + len(zeros), dtype=np.uint8)
-    unary[np.cumsum(zeros + 1) - 1] = 1
+    ones = np.cumsum(zeros + 1) - 1
+    unary = np.zeros(int(ones[-1]) + 1, dtype=np.uint8)
+    unary[ones] = 1
     lows = [
         _bits_of(gaps[first : last + 1], width)
         for first, last, width in zip(firsts, lasts, widths[used].tolist(), strict=True)
@@ -142,8 +143,10 @@ def _bits_of_widths(widths: NDArray[np.int64]) -> Bits:
 
 def _bits_of(numbers: NDArray[np.int64], width: int) -> Bits:
     """Return the last `width` bits of each number, one after the other, highest bit first."""
-    bits = np.unpackbits(numbers.astype(">u4").view(np.uint8).reshape(-1, 4), axis=1)
-    return bits[:, 32 - width :].reshape(-1)
+    bits = np.empty((len(numbers), width), dtype=np.uint8)
+    for bit in range(width):
+        bits[:, bit] = numbers >> width - 1 - bit & 1
+    return bits.reshape(-1)
 
 
 def numbers_of(bits: Bits, width: int, count: int) -> NDArray[np.int64]:
