@@ -67,7 +67,7 @@ def classes_of(activity: Activity, layout: Layout) -> NDArray[np.uint8]:
     `activity`: (n,). `layout`: the n coordinates' tensors. A tensor's rows are those of its first
     dimension; a tensor of one dimension is one row.
     """
-    sums = _SUMS[activity]
+    sums = _looked_up(_SUMS, activity)
     classes = np.empty(layout.size, dtype=np.uint8)
     bounds = layout.offsets.tolist()
     for start, stop, shape in zip(bounds[:-1], bounds[1:], layout.shapes, strict=True):
@@ -77,11 +77,16 @@ def classes_of(activity: Activity, layout: Layout) -> NDArray[np.uint8]:
         own = sums[start:stop].reshape(rows, -1)
         by_row = _PARTS * own.sum(1, dtype=np.int64) // own.shape[1]
         by_column = _PARTS * own.sum(0, dtype=np.int64) // rows
-        score = _OWN[activity[start:stop]].reshape(own.shape)
+        score = _looked_up(_OWN, activity[start:stop]).reshape(own.shape)
         score += _MEANS[by_row][:, None]
         score += _MEANS[by_column]
-        classes[start:stop] = _CLASS_OF[score].reshape(-1)
+        classes[start:stop] = _looked_up(_CLASS_OF, score)
     return classes
+
+
+def _looked_up(table: NDArray[np.uint8], places: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return table[places], flat; a translation of bytes takes a third of numpy's time."""
+    return np.frombuffer(bytearray(places).translate(table.data), dtype=np.uint8)
 
 
 class IndexContext:
