@@ -78,8 +78,7 @@ class Lloyd(Quantizer):
         bounds = _bounds(values, self.magnitudes)
         signs = np.empty(-(-len(values) // 8), dtype=_U1)
         planes = [np.empty_like(signs) for _ in range(_planes(self.magnitudes))]
-        counts = np.zeros(self.magnitudes)
-        sums = np.zeros(self.magnitudes)
+        counts, sums = np.zeros((2, self.magnitudes))
         for here in _blocks(len(values)):
             packed = slice(here.start // 8, -(-here.stop // 8))
             signs[packed] = np.packbits(np.signbit(values[here]), bitorder="little")
@@ -87,8 +86,10 @@ class Lloyd(Quantizer):
             numbers = np.zeros(len(sizes), dtype=np.uint8)
             for bound in bounds:
                 numbers += sizes > bound
-            counts += np.bincount(numbers, minlength=self.magnitudes)
-            sums += np.bincount(numbers, sizes, minlength=self.magnitudes)
+            for number in range(self.magnitudes):
+                mine = numbers == number
+                counts[number] += np.count_nonzero(mine)
+                sums[number] += (sizes * mine).sum(dtype=float)
             for bit, plane in enumerate(planes):
                 plane[packed] = np.packbits(numbers >> bit & 1, bitorder="little")
         means = sums / np.maximum(counts, 1)
@@ -147,7 +148,7 @@ def _bounds(values: Vector, magnitudes: int) -> Vector:
     counts, sums = np.zeros((2, _BINS))
     for here in _blocks(len(values)):
         sizes = np.abs(values[here])
-        bins = sizes.view(np.uint32) >> 16
+        bins = (sizes.view(np.uint32) >> 16).astype(np.intp)
         counts += np.bincount(bins, minlength=_BINS)
         sums += np.bincount(bins, sizes, minlength=_BINS)
     used = np.flatnonzero(counts)
