@@ -21,7 +21,7 @@ from .coders.shared_context import IndexContext
 from .layout import Layout
 from .scatter import Indices as Indices
 from .scatter import Vector as Vector
-from .scatter import add_at
+from .scatter import add_at, put_at
 
 Segments = NDArray[np.int64]  # (T+1,): tensor t's values are values[segments[t]:segments[t + 1]]
 Array = np.ndarray[tuple[int], np.dtype[np.generic]]  # one stream: 1-d, contiguous, little-endian
@@ -224,7 +224,7 @@ class ResidualSparsifier(Sparsifier):
     def take(self, given: Vector, indices: Indices) -> Vector:
         """Return the values to send, at ``indices``; set them to 0 in ``given``, the residual."""
         values = given[indices]
-        given[indices] = 0
+        put_at(given, indices, np.zeros_like(values))
         return values
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
