@@ -107,6 +107,23 @@ def test_compression_ratios_in_the_readme_equal_their_page():
     )
 
 
+def test_the_headline_of_the_readme_equals_its_page():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    found = read_measured(measured_file(ROOT, "carry_over"))
+
+    def value(key):
+        return found.value(["edgewire", key])
+
+    for sentence in (
+        f"sends {value('up')} times fewer bytes up and {value('down')} times fewer down than",
+        f"is {value('fedavg, mean points')} points in the mean and "
+        f"{value('fedavg, worst points')} points on the worst task",
+        f"is {value('fedavg, mean percent')} % in the mean and "
+        f"{value('fedavg, worst percent')} % on the worst",
+    ):
+        assert sentence in readme
+
+
 def number(page, label, column="accuracy, %"):
     """Return a column's number, without its interval, in the first row with this label."""
     lines = (ROOT / "papers" / "results" / f"{page}.md").read_text().splitlines()
@@ -128,7 +145,7 @@ def seeds_of_jobs(sweeper, beside=""):
         for values in product(*free.values()):
             every = overrides | dict(zip(free, values, strict=True)) | given
             kept = in_order({k: v for k, v in every.items() if not WITHOUT_EFFECT.fullmatch(k)})
-            found.setdefault(kept, set()).add(int(every["seed"]))
+            found.setdefault(kept, set()).update(map(int, every["seed"].split(",")))
     return found
 
 
