@@ -139,7 +139,7 @@ def seeds_of_jobs(sweeper, beside=""):
     for case in sweeper.get("cases", [""]):
         # ~key removes a key, and a run's folder stores it as ~key=null
         words = (word if "=" in word else f"{word}=null" for word in split_case(case))
-        overrides = dict(word.split("=", 1) for word in words)
+        overrides = dict(word.lstrip("+").split("=", 1) for word in words)
         params = sweeper.get("params", {}).items()
         free = {k: str(values).split(",") for k, values in params if k not in overrides}
         for values in product(*free.values()):
