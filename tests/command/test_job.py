@@ -36,7 +36,7 @@ def test_a_diverged_run_names_a_remedy(command, words):
 
 
 @pytest.mark.parametrize(
-    "words, ignored",
+    ("words", "ignored"),
     [
         (["strategy=asynchronous", "strategy.pushes=3", "rounds=3"], "rounds"),
         ([*QUICK, "fidelity=low"], "fidelity"),

@@ -26,7 +26,7 @@ def test_windows_of_the_manual_predict_the_next_byte():
     assert len(data.test) == pytest.approx(len(data.train) / 9, rel=0.01)
 
 
-@pytest.mark.parametrize("samples, taken", [(6, [0, 2, 4] * 2), (99, list(range(6)) * 2)])
+@pytest.mark.parametrize(("samples", "taken"), [(6, [0, 2, 4] * 2), (99, list(range(6)) * 2)])
 def test_photos_are_taken_at_equal_distances_from_each_class(samples, taken, tmp_path):
     for split in ("train", "test"):
         for label in ("a", "b"):
@@ -37,3 +37,11 @@ def test_photos_are_taken_at_equal_distances_from_each_class(samples, taken, tmp
     data = tasks.photos(str(tmp_path), samples)
     assert only(data.train.inputs)[:, 0, 0, 0].tolist() == taken
     assert len(data.test) == 12
+
+
+def test_numbers_of_a_generated_table_are_normal():
+    data = tasks.friedman(rows=400)
+    assert (len(data.train), len(data.test)) == (300, 100)
+    every = torch.cat([only(data.train.targets), only(data.test.targets)])
+    assert float(every.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(every.std()) == pytest.approx(1, abs=0.01)
