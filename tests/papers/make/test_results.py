@@ -44,6 +44,10 @@ def test_every_row_is_a_case_of_its_experiment(pages):
         path = ROOT / "papers" / "experiments" / f"{table.experiment}.yaml"
         sweeper = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper")
         jobs = seeds_of_jobs(sweeper, table.beside)
+        if table.heads_across():  # cells may be blank; no row and no column is
+            cells = [[each in jobs for each in table.settings(row)] for row in table.rows]
+            assert all(map(any, [*cells, *zip(*cells, strict=True)])), (page, table.id)
+            continue
         assert table.all_settings() <= jobs.keys(), (page, table.id)
 
 
@@ -118,8 +122,7 @@ def test_the_headline_of_the_readme_equals_its_page():
         f"sends {value('up')} times fewer bytes up and {value('down')} times fewer down than",
         f"is {value('fedavg, mean points')} points in the mean and "
         f"{value('fedavg, worst points')} points on the worst task",
-        f"is {value('fedavg, mean percent')} % in the mean and "
-        f"{value('fedavg, worst percent')} % on the worst",
+        f"is {value('fedavg, worst percent')} % on the worst; positive is better",
     ):
         assert sentence in readme
 
