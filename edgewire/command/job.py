@@ -135,8 +135,9 @@ def run(composed: DictConfig, folder: Path) -> None:
             "rounds= has no effect: this strategy has no rounds and ends after strategy.pushes=%s",
             config.strategy["pushes"],
         )
-    sparsifiers = {codec.sparsifier for codec in (config.compression, config.downlink)}
-    if "fidelity" in given and "energy" not in sparsifiers:
+    codecs = (config.compression, config.downlink)
+    takes = any(each.sparsifier == "energy" and each.fidelity is not None for each in codecs)
+    if "fidelity" in given and not takes:
         log.warning("fidelity= has no effect: compression=edgewire and downlink=edgewire have it")
     values: dict[str, Any] = dict(run_config(composed, output=str(folder)))
     if begin_job(folder, values["config"]):

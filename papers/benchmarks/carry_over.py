@@ -3,8 +3,8 @@
     python -m papers.benchmarks.carry_over     # JSON on stdout, from the stored runs
 
 A gain is the mean difference over pairs of runs with the same seed, and positive where a method is
-better: in percentage points for a share, in percent of the other method's mean for a perplexity or
-an error. `fedavg`: gains over FedAvg; `best`: over the better of FedAvg and DiLoCo on each task.
+better: in percentage points for a share, in percent of the other method's mean over these seeds for
+a perplexity or an error. `fedavg`: gains over FedAvg; `best`: over the better of FedAvg and DiLoCo on each task.
 Ratios are FedAvg's bytes over the method's, all bytes counted; `up` and `down` are geometric means
 over the tasks.
 """
@@ -29,8 +29,9 @@ def gain(ours: Sequence[Run], theirs: Sequence[Run]) -> tuple[bool, float]:
     values, others = (by_seed(runs, metric.name, metric.scale) for runs in (ours, theirs))
     found = paired(values, others)
     assert found is not None, "no seed in common"
-    scale = 1 if metric.share else 100 / fmean(others.values())
-    return metric.share, (1 if metric.higher else -1) * scale * found.mean
+    both = values.keys() & others.keys()
+    scale = 1 if metric.share else 100 / fmean(others[seed] for seed in both)
+    return metric.share, (1 if metric.higher else -1) * scale * found.mean + 0.0  # not -0
 
 
 def ratio(ours: Sequence[Run], theirs: Sequence[Run], way: str) -> float:

@@ -40,6 +40,7 @@ def test_a_diverged_run_names_a_remedy(command, words):
     [
         (["strategy=asynchronous", "strategy.pushes=3", "rounds=3"], "rounds"),
         ([*QUICK, "fidelity=low"], "fidelity"),
+        ([*QUICK, "compression=topk", "compression.sparsifier=energy", "fidelity=low"], "fidelity"),
         ([*QUICK, "compression=edgewire", "strategy=sparse_averaging", "fidelity=low"], ""),
     ],
 )

@@ -120,7 +120,7 @@ def test_the_headline_of_the_readme_equals_its_page():
 
     for sentence in (
         f"sends {value('up')} times fewer bytes up and {value('down')} times fewer down than",
-        f"is {value('fedavg, mean points')} points in the mean and "
+        f"FedAvg is {value('fedavg, mean points')} points in the mean and "
         f"{value('fedavg, worst points')} points on the worst task",
         f"is {value('fedavg, worst percent')} % on the worst; positive is better",
     ):
