@@ -4,9 +4,9 @@
 
 A gain is the mean difference over pairs of runs with the same seed, and positive where a method is
 better: in percentage points for a share, in percent of the other method's mean over these seeds for
-a perplexity or an error. `fedavg`: gains over FedAvg; `best`: over the better of FedAvg and DiLoCo on each task.
-Ratios are FedAvg's bytes over the method's, all bytes counted; `up` and `down` are geometric means
-over the tasks.
+a perplexity or an error. `fedavg`: gains over FedAvg; `best`: over the better of FedAvg and DiLoCo
+on each task. Ratios are FedAvg's bytes over the method's, all bytes counted; `up` and `down` are
+geometric means over the tasks.
 """
 
 import json
