@@ -163,8 +163,8 @@ class Config:
     metrics) are sent in about a third of the bytes; `fidelity`: how much of each update
     `algorithm=edgewire` sends in both directions: low, medium, high, or a number above 0, where
     high is 1 (sparsifier `energy`). More costs bytes and mostly gains accuracy. Methods without
-    `energy` ignore it; `stop_on_failure`: if true, a sweep begins no further job after one has
-    failed. A run that has diverged does not count as failed here.
+    `energy` ignore it, and the run says so; `stop_on_failure`: if true, a sweep begins no further
+    job after one has failed. A run that has diverged does not count as failed here.
 
     With an asynchronous strategy, `eval_every` and `checkpoint_every` count replies instead of
     rounds. If the model is divided among nodes, they count mini-batches.
