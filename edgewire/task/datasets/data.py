@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from edgewire.task.errors import TaskError
 from edgewire.task.registry import Registry
 from edgewire.task.tensors import Tensors, count, leaves, mapped, taken
 from edgewire.task.transforms import ImageTransform, unchanged
+
+if TYPE_CHECKING:
+    from edgewire.task.tables.columns import Columns
 
 MOST_READ = 1 << 26  # entries of a tensor in which NaN is looked for
 DOWNLOAD_TIMEOUT = 30.0  # seconds to wait for a server that sends nothing
@@ -62,7 +66,8 @@ class Data:
     `transform`: turns a batch of inputs, on the device that trains, into a model's input. It must
     compute each sample by itself, and always the same. `classes`: the number of classes; 0 for
     targets that are no classes. `class_names`: the names of the user's class folders, in the order
-    of the class ids; empty for other data sets.
+    of the class ids; empty for other data sets. `columns`: those of a table, by which further rows
+    are read; None for other data.
     """
 
     train: Split
@@ -70,6 +75,7 @@ class Data:
     transform: Callable[[Tensors], Tensors] = unchanged
     classes: int = 0
     class_names: tuple[str, ...] = ()
+    columns: "Columns | None" = None
 
     def prepared(self, inputs: Tensors, device: str | torch.device = "cpu") -> Tensors:
         """Return inputs as the model takes them, on a device."""
