@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgewire.task.datasets.data import Data, Split, holdout
-from edgewire.task.datasets.files import LARGEST_INTEGER, class_names, data_of, files_of
+from edgewire.task.datasets.files import data_of, files_of
 from edgewire.task.errors import MissingOption, NoData, TaskError
 from edgewire.task.tables import cells
 from edgewire.task.tables.cells import OddCells
 from edgewire.task.tables.columns import Column, Columns, Reading, plain_of
 from edgewire.task.tables.files import Rows, read
-from edgewire.task.tables.learn import INDEX, Wishes, learn
+from edgewire.task.tables.learn import Wishes, learn
 from edgewire.task.tables.read import inputs_of, lacking, located, rows_of, targets_of
 from edgewire.task.tables.transform import TableTransform
-from edgewire.task.tensors import Tensors, count
+from edgewire.task.tensors import count
 from edgewire.task.tensors import rows as rows_between
 from edgewire.task.transforms import Standardize
 
@@ -115,7 +115,7 @@ def table(
         return every.numpy()
 
     found = learn(rows, wishes, training) if known is None else known
-    data = _data(rows, found, cut, inputs_of(rows, found), test_share, on_device, root)
+    data = _data(rows, found, cut, test_share, on_device, root)
     if known is None:
         _learned.clear()
         _learned[*key, found.to_json()] = data
@@ -142,20 +142,14 @@ def _data(
     rows: Rows,
     columns: Columns,
     cut: int | None,
-    inputs: Tensors,
     test_share: float,
     on_device: bool,
     root: str | None,
-    targets: Tensors | None = None,
 ) -> Data:
-    """Return the data of rows of which those from `cut` on are for testing.
-
-    `targets`: those of all rows; None: what `targets_of` gives.
-    """
+    """Return the data of rows; those from `cut` on are for testing; None: a share of them is."""
+    inputs, targets = inputs_of(rows, columns), targets_of(rows, columns)
     if targets is None and columns.target:
-        targets = targets_of(rows, columns)
-        if targets is None:
-            raise TaskError(f"{rows.place} has {lacking(rows, [columns.target[0].name], 'target')}")
+        raise TaskError(f"{rows.place} has {lacking(rows, [columns.target[0].name], 'target')}")
     groups = None if columns.group is None else _groups(rows, columns.group)
     spans = [(0, count(inputs))] if cut is None else [(0, cut), (cut, count(inputs))]
     data = data_of(
@@ -234,9 +228,9 @@ def csv(
     """
     # NA may be a class; an empty cell is missing.
     reading = Reading(delimiter, ".", ("",), header=True)
-    suffixes = (*CSV, ".tsv", ".txt") if delimiter == "\t" else CSV
-    names, scale = (target, inputs, group, index), (standardize, mean, std)
-    return _plain(reading, suffixes, root, *names, *scale, classes, test_share, on_device)
+    suffixes = (*CSV, ".tsv", ".txt") if reading.delimiter == "\t" else CSV
+    wishes = _plain(target, inputs, group, index, classes, on_device, reading)
+    return _numbers(suffixes, root, wishes, standardize, mean, std, test_share)
 
 
 def parquet(
@@ -252,122 +246,78 @@ def parquet(
     on_device: bool = False,
     index: bool = False,
 ) -> Data:
-    """Return a table of numbers in Parquet files. See `_plain` for the arguments and errors."""
-    names, scale = (target, inputs, group, index), (standardize, mean, std)
-    reading = Reading(missing=())
-    return _plain(reading, PARQUET, root, *names, *scale, classes, test_share, on_device)
+    """Return a table of numbers in Parquet files. See `csv` for the arguments and errors."""
+    wishes = _plain(target, inputs, group, index, classes, on_device, Reading(missing=()))
+    return _numbers(PARQUET, root, wishes, standardize, mean, std, test_share)
 
 
 def _plain(
-    reading: Reading,
-    suffixes: tuple[str, ...],
-    root: str | None,
     target: str | Sequence[str] | None,
     inputs: str | Sequence[str] | None,
     group: str | None,
     index: bool,
-    standardize: bool,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
     classes: Sequence[str] | None,
-    test_share: float,
     on_device: bool,
-) -> Data:
-    """Return a table of numbers as a data set: raw inputs float64 (N, F), and targets.
-
-    The transform standardises them. A target of text or of true and false is a class, int64 (N,);
-    so is one of whole numbers if `classes` names them. Other whole numbers are int64 (N,), and
-    other numbers float32 (N,). Several targets are float32 (N, k).
-
-    Args:
-        reading: how files are read; `suffixes`: the names of its kind of files.
-        root: a file or folder, see `files_of`.
-        target: the column to predict; several for several values a sample; None for none.
-        inputs: the features; None: all columns that are no target and no group.
-        group: the column with the user, writer or sensor of a row.
-        index: whether columns of pandas' index (`INDEX`) are features if `inputs` is None.
-        standardize: whether inputs are standardised by `mean` and `std`; None: by those of the
-            training rows.
-        classes: the names of all classes; None: those in the training and test rows.
-        test_share: the share of the rows that are the test split if there are no files for it.
-        on_device: whether the table is a device's own. All rows are for training then, and what all
-            devices must share has to be given: the inputs, the classes, means and deviations.
-
-    Raises:
-        TaskError: no such files or columns, a file that cannot be read, cells that are empty, no
-            numbers or not finite, an unknown class, or no pyarrow.
-    """
+    reading: Reading,
+) -> Wishes:
+    """Return the wishes for a table of numbers. Raises `TaskError` for those that contradict."""
+    names = _names(target)
     if on_device and inputs is None:
         raise MissingOption(
             "a device's own table needs the columns that all devices use, in the same order, as in "
             "dataset.inputs=[temperature,humidity]"
         )
-    if on_device and standardize and mean is None:
+    if target is not None and not names:
+        raise TaskError("dataset.target=[] names no column: give null for none")
+    if classes is not None and not isinstance(target, str):
+        raise TaskError("dataset.classes names the classes of one target: give dataset.target=NAME")
+    return Wishes(
+        names, None if inputs is None else _names(inputs), group, reading=reading, plain=True,
+        classes=None if classes is None else _names(classes), index=index, on_device=on_device,
+    )  # fmt: skip
+
+
+def _numbers(
+    suffixes: tuple[str, ...],
+    root: str | None,
+    wishes: Wishes,
+    standardize: bool,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    test_share: float,
+) -> Data:
+    """Return the data of files with these suffixes, whose inputs are all numbers."""
+    if wishes.on_device and standardize and mean is None:
         raise MissingOption(
             "a device's own table needs dataset.mean=[...] and dataset.std=[...], the same at all "
             "devices, a number for each of dataset.inputs; dataset.standardize=false does without"
         )
     train_files, test_files = files_of(root, suffixes)
-    files = [*train_files, *(test_files if not on_device else ())]
-    rows = read(files, reading)
+    files = [*train_files, *(test_files if not wishes.on_device else ())]
+    rows = read(files, wishes.reading)
     cut = rows.starts[len(train_files)][1] if len(files) > len(train_files) else None
-    names = _features(rows, _names(target), inputs, group, index)
-    columns, targets = _plain_targets(rows, target, classes, on_device)
-    features = []
-    for name, column in zip(names, _whole(rows, names, "inputs"), strict=True):
-        values = _finite(rows, name, column)[:cut]
-        constant = values.min() == values.max()  # the mean may be rounded, and the deviation too
-        middle, wide = (values[0], 1.0) if constant else (values.mean(), values.std())
-        features.append(Column(name, mean=float(middle), std=float(wide) or 1.0))
-    features = _scaled(features, standardize, mean, std)
-    known = Columns(tuple(features), columns, group, reading)
-    return _data(rows, known, cut, inputs_of(rows, known), test_share, on_device, root, targets)
-
-
-def _features(
-    rows: Rows,
-    targets: Sequence[str],
-    inputs: str | Sequence[str] | None,
-    group: str | None,
-    index: bool,
-) -> tuple[str, ...]:
-    """Return the names of the inputs; all columns of numbers if the user names none."""
-    used = {*targets, *_names(group)}
-    names = _names(inputs)
-    if inputs is None:
-        free = [name for name in dict.fromkeys(rows.names) if name not in used]
-        names = tuple(name for name in free if index or not INDEX.fullmatch(name))
-        log.warning("%s", _taken(rows.place, names, [n for n in free if INDEX.fullmatch(n)]))
-    if not names or len(set(names)) < len(names) or used & set(names):
-        raise TaskError(
-            f"{rows.place}: dataset.inputs= must name at least one column, each once, and not the "
-            f"target or the group"
-        )
-    return names
-
-
-def _taken(place: str, names: Sequence[str], indices: Sequence[str]) -> str:
-    """Return a line that says which columns are inputs; `indices`: columns of pandas' index."""
-    more = ", ..." if len(names) > MOST_NAMED else ""
-    said = f"{place}: the inputs are {', '.join(names[:MOST_NAMED])}{more}"
-    if not indices:
-        return f"{said} (dataset.inputs=[...] names others)"
-    taken = "too: dataset.index=false leaves it out"
-    left = "and is left out: dataset.index=true takes it"
-    return f"{said}; {indices[0]!r} is pandas' index {taken if indices[0] in names else left}"
+    found = learn(rows, wishes, lambda _: np.arange(cut or rows.table.num_rows))
+    if wishes.inputs is None:
+        names = [each.name for each in found.features]
+        named = ", ".join([*names[:MOST_NAMED], *["..."] * (len(names) > MOST_NAMED)])
+        out = [f"{name!r} ({why}) is left out" for name, why in found.left]
+        other = "; ".join(out) or "dataset.inputs=[...] names others"
+        log.warning("%s", f"{rows.place}: the inputs are {named}; {other}")
+    found = replace(found, features=_scaled(found.features, standardize, mean, std))
+    return _data(rows, found, cut, test_share, wishes.on_device, root)
 
 
 def _scaled(
-    features: list[Column],
+    features: tuple[Column, ...],
     standardize: bool,
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
-) -> list[Column]:
+) -> tuple[Column, ...]:
     """Return columns with the given means and deviations in place of their own."""
     if not standardize:
         if mean is not None or std is not None:
             raise TaskError("dataset.standardize=false takes no dataset.mean and dataset.std")
-        return [replace(each, mean=0.0, std=1.0) for each in features]
+        return tuple(replace(each, mean=0.0, std=1.0) for each in features)
     if mean is None and std is None:
         return features
     given = Standardize(tuple(mean or ()), tuple(std or ()))  # checks the numbers
@@ -377,87 +327,4 @@ def _scaled(
             f"give one for each"
         )
     pairs = zip(features, given.mean, given.std, strict=True)
-    return [replace(each, mean=float(m), std=float(s)) for each, m, s in pairs]
-
-
-def _whole(rows: Rows, names: Sequence[str], key: str) -> list[Any]:
-    """Return columns of UTF-8 and without missing values; raises `TaskError` for others."""
-    from pyarrow import types
-
-    places = located(rows, names, key)
-    found = [rows.table.column(places[name]) for name in names]
-    for name, column in zip(names, found, strict=True):
-        if types.is_binary(column.type):
-            raise TaskError(f"{rows.place}: the column {name} is not UTF-8: convert the file")
-        if column.null_count:
-            row = rows.row(int(column.is_null().to_numpy().argmax()))
-            raise TaskError(
-                f"{rows.place}: the column {name} has no value in {column.null_count} of "
-                f"{len(column)} rows, first in {row}: fill them, or name only other columns as "
-                f"dataset.{key}=; dataset=table takes them as they are"
-            )
-    return found
-
-
-def _finite(rows: Rows, name: str, column: Any) -> cells.Floats:
-    """Return a column's numbers; raises `TaskError` for NaN and for others."""
-    try:
-        values = cells.numbers(rows, column)
-    except OddCells as odd:
-        raise TaskError(
-            f"{rows.place}: the column {name} has {odd}: numbers are taken; dataset=table takes "
-            f"any columns"
-        ) from odd
-    if (gaps := np.isnan(values)).any():
-        row = rows.row(int(gaps.argmax()))
-        raise TaskError(
-            f"{rows.place}: the column {name} has nan in {row}: finite numbers are taken"
-        )
-    return values
-
-
-def _plain_targets(
-    rows: Rows,
-    target: str | Sequence[str] | None,
-    classes: Sequence[str] | None,
-    on_device: bool,
-) -> tuple[tuple[Column, ...], Tensor | None]:
-    """Return the columns of targets, and the targets of all rows; None if there are none."""
-    from pyarrow import types
-
-    names = _names(target)
-    if not names:
-        if target is not None:
-            raise TaskError("dataset.target=[] names no column: give null for none")
-        if classes is not None:
-            raise TaskError("dataset.classes names the classes of a target: give dataset.target=")
-        return (), None
-    found = _whole(rows, names, "target")
-    if not isinstance(target, str):
-        if classes is not None:
-            raise TaskError("dataset.classes is for one target: give one column as dataset.target=")
-        each = [_finite(rows, name, column) for name, column in zip(names, found, strict=True)]
-        numbers = torch.from_numpy(np.stack(each, 1).astype(np.float32))
-        return tuple(Column(name) for name in names), numbers
-    kind = found[0].type
-    text = cells.is_text(kind) or types.is_boolean(kind)
-    if types.is_integer(kind) and classes is None:
-        values = found[0].to_numpy()
-        if (large := values > LARGEST_INTEGER).any():
-            row = int(large.argmax())
-            raise TaskError(
-                f"{rows.place}: the column {target} has {values[row]} in {rows.row(row)}: whole "
-                f"numbers up to 2^63 - 1 are taken"
-            )
-        return (Column(target),), torch.from_numpy(values.astype(np.int64))
-    if not text and not types.is_integer(kind):
-        numbers = torch.from_numpy(_finite(rows, target, found[0]))
-        if classes is None:
-            return (Column(target),), numbers.float()
-        if not ((numbers == numbers.round()) & (numbers.abs() < LARGEST_INTEGER)).all():
-            raise TaskError(
-                "dataset.classes is for classes, and the target has broken or larger numbers"
-            )
-    values = cells.encoded(found[0], ())[1].to_pylist()
-    known = Column(target, "category", values=class_names(values, classes, on_device))
-    return (known,), targets_of(rows, Columns((), (known,)))
+    return tuple(replace(each, mean=float(m), std=float(s)) for each, m, s in pairs)

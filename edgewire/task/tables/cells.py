@@ -26,6 +26,14 @@ def _odd(rows: Rows, odd: NDArray[np.bool_], cells: Any) -> OddCells:
     return OddCells(said + (f" and {count - 1:,} more" if count > 1 else ""))
 
 
+def _untaken(cells: Any) -> OddCells:
+    from pyarrow import types
+
+    if types.is_binary(cells.type) or types.is_large_binary(cells.type):
+        return OddCells("text that is not UTF-8")
+    return OddCells(f'"{str(cells[0].as_py())[:20]}" in row 1 ({str(cells.type)[:40]})')
+
+
 def is_text(kind: Any) -> bool:
     """Return whether an Arrow type is text, by itself or as a dictionary."""
     from pyarrow import types
@@ -60,7 +68,7 @@ def encoded(cells: Any, missing: Collection[str]) -> tuple[NDArray[np.int64], An
         elif not pyarrow.types.is_dictionary(cells.type) or not pyarrow.types.is_string(kind):
             cells = cells.cast(kind).cast(pyarrow.string())
     except pyarrow.ArrowException as error:
-        raise OddCells(f"cells of {kind}") from error
+        raise _untaken(cells) from error
     one = pyarrow.chunked_array(cells).dictionary_encode().unify_dictionaries().combine_chunks()
     one = one.chunk(0) if isinstance(one, pyarrow.ChunkedArray) else one
     texts = compute.utf8_trim_whitespace(one.dictionary)
@@ -69,6 +77,23 @@ def encoded(cells: Any, missing: Collection[str]) -> tuple[NDArray[np.int64], An
     places = [each.indices.fill_null(-1).to_numpy().astype(np.int64) for each in (one, inner)]
     outer, of_text = places
     return np.where(outer < 0, -1, np.append(of_text, -1)[outer]), inner.dictionary
+
+
+def plain_numbers(rows: Rows, texts: Any) -> Any:
+    """Return texts with a point as decimal character, an Arrow array."""
+    from pyarrow import compute
+
+    comma = rows.reading.decimal == ","
+    return compute.replace_substring(texts, ",", ".") if comma else texts
+
+
+def share(texts: Any, places: NDArray[np.int64], pattern: str = NUMBER) -> float:
+    """Return the share of the cells with a value whose text matches; `places`: of `encoded`."""
+    from pyarrow import compute
+
+    good = compute.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
+    used = places[places >= 0]
+    return float(np.append(good, False)[used].mean()) if len(used) else 1.0
 
 
 def numbers(rows: Rows, cells: Any) -> Floats:
@@ -83,8 +108,7 @@ def numbers(rows: Rows, cells: Any) -> Floats:
     odd = None
     if is_text(kind):
         places, texts = encoded(cells, rows.reading.missing or ())
-        if rows.reading.decimal == ",":
-            texts = compute.replace_substring(texts, ",", ".")
+        texts = plain_numbers(rows, texts)
         good = compute.match_substring_regex(texts, NUMBER)
         parsed = compute.if_else(good, texts, None).cast(pyarrow.float64())
         found = np.append(parsed.to_numpy(zero_copy_only=False), np.nan)[places]
@@ -96,8 +120,7 @@ def numbers(rows: Rows, cells: Any) -> Floats:
         try:
             found = _floats(cells.cast(pyarrow.uint8()) if types.is_boolean(kind) else cells)
         except pyarrow.ArrowException as error:
-            text = str(cells[0].as_py())[:20]
-            raise OddCells(f'"{text}" in {rows.row(0)} ({kind})') from error
+            raise _untaken(cells) from error
     odd = np.isinf(found) if odd is None else odd | np.isinf(found)
     if odd.any():
         raise _odd(rows, odd, cells)

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgewire.task.errors import TaskError
 
-KINDS = ("number", "category", "date", "time", "window")
+KINDS = ("number", "category", "date", "time", "window", "integer")
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?")  # cells without value
 
 
@@ -19,11 +19,11 @@ class Column:
     """A column of a table.
 
     `kind`: `number`; `category`; `date`, whole days; `time`, days with a time; `window`, a list of
-    `length` numbers in each cell. `mean`, `std`: of the training rows, of numbers and windows in
-    the column's unit, and of dates in days since 1970. `missing`: the share of the training rows
-    without a value. `values`: a category's texts, the most frequent first (of a target: the names
-    of the classes), or a date's format if it is not ISO 8601. `other`: whether the training rows
-    have further texts, which all count as one.
+    `length` numbers in each cell; `integer`, a target that stays whole. `mean`, `std`: of the
+    training rows, of numbers and windows in the column's unit, and of dates in days since 1970.
+    `missing`: the share of the training rows without a value. `values`: a category's texts, the
+    most frequent first (of a target: the names of the classes), or a date's format if it is not
+    ISO 8601. `other`: whether the training rows have further texts, which all count as one.
     """
 
     name: str

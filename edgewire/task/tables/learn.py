@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +18,8 @@ from edgewire.task.errors import TaskError
 from edgewire.task.tables import cells
 from edgewire.task.tables.cells import OddCells
 from edgewire.task.tables.columns import KINDS, Column, Columns, Reading
-from edgewire.task.tables.files import NUMBER, Rows
-from edgewire.task.tables.read import lacking, targets_of
+from edgewire.task.tables.files import Rows
+from edgewire.task.tables.read import lacking, targets_of, values_of
 
 MOST_TEXTS = 40  # of a category; all further ones count as one
 FEW_ROWS = 20  # with fewer, nothing is taken for a row number or for free text
@@ -28,13 +27,17 @@ MOST_SHOWN = 20  # problems that an error lists
 # Names that pandas gives to the column of an index without a name, in CSV and Parquet files.
 INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+(\.\d+)*")
 ID = re.compile(r"(?i:(.*[\W_])?id)|.*[a-z]I[dD]")
-DATES = ("%d/%m/%Y", "%m/%d/%Y")  # a column's texts tell which one it is, or the user does
-CLOCKS = ("", " %H:%M", " %H:%M:%S")
+DATES = [day + clock for day in ("%d/%m/%Y", "%m/%d/%Y") for clock in ("", " %H:%M", " %H:%M:%S")]
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user said of a table; its fields are options of `datasets.table.table`."""
+    """What the user said of a table; its fields are options of the loaders in `datasets.table`.
+
+    `plain`: whether all inputs are numbers without gaps, as `dataset=csv` has them. Only an index
+    is left out then, and whole numbers as a target stay whole. `on_device`: whether the rows are a
+    device's own, so that `classes` must be given.
+    """
 
     target: tuple[str, ...] = ()
     inputs: tuple[str, ...] | None = None
@@ -43,67 +46,69 @@ class Wishes:
     skip: tuple[str, ...] = ()
     classes: tuple[str, ...] | None = None
     reading: Reading = field(default_factory=Reading)
+    index: bool = False
+    plain: bool = False
+    on_device: bool = False
 
 
-class Problem(NamedTuple):
-    """A column that cannot be taken: what was found, and what mends it.
+class Left(Exception):
+    """A column is no input; the message is the reason."""
+
+
+class Problem(Exception):
+    """A column cannot be taken. `found`: why; `cure`: what to do.
 
     `key`: the option that mends it, skip, kinds or drop_missing, if there is one; `kind`: its value
     for `kinds`.
     """
 
-    name: str
-    found: str
-    cure: str
-    key: str = ""
-    kind: str = ""
+    def __init__(self, found: str, cure: str, key: str = "", kind: str = "") -> None:
+        super().__init__(found)
+        self.found, self.cure, self.key, self.kind = found, cure, key, kind
 
 
 class Problems(TaskError):
     """All columns that cannot be taken. `screen`: the error as a table, for a terminal."""
 
-    def __init__(self, place: str, problems: list[Problem], wishes: Wishes) -> None:
-        several = "1 column" if len(problems) == 1 else f"{len(problems):,} columns"
-        head = f"{place}: {several} cannot be taken as they are"
-        shown, more = problems[:MOST_SHOWN], len(problems) - MOST_SHOWN
-        rest = [f"and {more:,} more"] if more > 0 else []
-        names = [" ".join(each.name.split())[:30] for each in shown]
-        wide = [max(map(len, column)) for column in (names, [each.found for each in shown])]
-        rows = [
-            f"  {name:<{wide[0]}}  {each.found:<{wide[1]}}  {each.cure}".rstrip()
-            for name, each in zip(names, shown, strict=True)
+    def __init__(self, place: str, problems: list[tuple[str, Problem]], wishes: Wishes) -> None:
+        one = "1 column cannot be taken as it is"
+        several = f"{len(problems):,} columns cannot be taken as they are"
+        head = f"{place}: {one if len(problems) == 1 else several}"
+        more = len(problems) - MOST_SHOWN
+        shown = [
+            (" ".join(name.split())[:30], each.found, each.cure)
+            for name, each in problems[:MOST_SHOWN]
         ]
-        words = _overrides(problems, wishes)
-        mended = [f"then add: {' '.join(map(shlex.quote, words))}"] if words else []
-        parts = [
-            f"{name}: {each.found} ({each.cure})" for name, each in zip(names, shown, strict=True)
-        ]
-        super().__init__("; ".join([f"{head}: {parts[0]}", *parts[1:], *rest, *mended]))
-        self.screen = "\n".join([head, *rows, *(f"  {each}" for each in rest), *mended])
-        self.problems = tuple(problems)
+        wide, wider = (max(len(row[place]) for row in shown) for place in range(2))
+        rows = [f"  {name:<{wide}}  {found:<{wider}}  {cure}" for name, found, cure in shown]
+        words = " ".join(map(shlex.quote, _overrides(problems, wishes)))
+        ends = [f"and {more:,} more"] * (more > 0) + [f"then add: {words}"] * bool(words)
+        said = [f"{name}: {found} ({cure})" for name, found, cure in shown]
+        super().__init__("; ".join([f"{head}: {said[0]}", *said[1:], *ends]))
+        self.screen = "\n".join([head, *rows, *ends])
 
 
-def _overrides(problems: Iterable[Problem], wishes: Wishes) -> list[str]:
+def _overrides(problems: list[tuple[str, Problem]], wishes: Wishes) -> list[str]:
     """Return the overrides that mend all problems that an option can mend."""
     found = list[str]()
-    skip = [each.name for each in problems if each.key == "skip"]
-    kinds = {each.name: each.kind for each in problems if each.key == "kinds"}
-    if skip:
-        found.append(f"dataset.skip=[{','.join(map(word, dict.fromkeys((*wishes.skip, *skip))))}]")
-    if kinds:
+    keys = [each.key for _, each in problems]
+    if "skip" in keys:
+        names = (*wishes.skip, *(name for name, each in problems if each.key == "skip"))
+        found.append(f"dataset.skip=[{','.join(map(_word, dict.fromkeys(names)))}]")
+    if "kinds" in keys:
+        kinds = {name: each.kind for name, each in problems if each.key == "kinds"}
         pairs = {**wishes.kinds, **kinds}.items()
-        found.append(f"dataset.kinds={{{','.join(f'{_key(k)}:{word(v)}' for k, v in pairs)}}}")
-    if any(each.key == "drop_missing" for each in problems):
+        found.append(f"dataset.kinds={{{','.join(f'{_key(k)}:{_word(v)}' for k, v in pairs)}}}")
+    if "drop_missing" in keys:
         found.append("dataset.drop_missing=true")
     return found
 
 
-def word(text: str) -> str:
+def _word(text: str) -> str:
     """Return a text as an element of a list in an override, in quotes if Hydra needs them."""
     if re.fullmatch(r"[A-Za-z_][\w.-]*", text) and text.lower() not in ("true", "false", "null"):
         return text
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
-    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
+    return "'" + re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text) + "'"
 
 
 def _key(text: str) -> str:
@@ -124,279 +129,227 @@ def learn(
 
     Raises:
         Problems: columns that cannot be taken, all of them.
-        TaskError: names of absent columns, or fewer than two classes.
+        TaskError: names of absent columns, unknown classes, or fewer than two.
     """
     _expect_known(rows, wishes)
-    problems = list[Problem]()
-    counts = Counter(rows.names)
-    target = tuple(
-        column
-        for name in wishes.target
-        if (column := _target(rows, name, wishes, problems)) is not None
-    )
-    labels = None
-    if target and target[0].kind == "category" and not problems:
-        labels = targets_of(rows, Columns((), target))
-    learner = _Learner(rows, wishes, training(labels))
-    if not problems:
-        target = tuple(each if each.values else learner.target(each.name) for each in target)
-    features = list[Column]()
+    learner = _Learner(rows, wishes)
+    problems = list[tuple[str, Problem]]()
     left = [(name, f"not in {file}") for name, file in rows.partial.items()]
-    given = {*wishes.target, wishes.group}
-    places = {name: place for place, name in enumerate(rows.names)}
-    names = wishes.inputs if wishes.inputs is not None else places
-    for name in names:
-        if name in given:
-            continue
-        if name in wishes.skip:
-            left.append((name, "dataset.skip"))
-        elif counts[name] > 1:
-            said = f"{counts[name]} columns have this name"
-            problems.append(Problem(name, said, "rename all but one, or leave them out", "skip"))
-        else:
-            found = learner.column(name, places[name])
-            if isinstance(found, Problem):
-                problems.append(found)
-            elif isinstance(found, Column):
-                features.append(found)
-            else:
-                left.append((name, found))
+
+    def learned(learn_one: Callable[[str], Column], name: str) -> list[Column]:
+        try:
+            return [learn_one(name)]
+        except Problem as problem:
+            problems.append((name, problem))
+        except Left as reason:
+            left.append((name, str(reason)))
+        return []
+
+    target = tuple(each for name in wishes.target for each in learned(learner.target, name))
+    classes = not problems and target and target[0].kind == "category"
+    learner.train = training(targets_of(rows, Columns((), target)) if classes else None)
+    if not problems:
+        target = tuple(each if each.values else learner.scaled(each) for each in target)
+    names = dict.fromkeys(rows.names) if wishes.inputs is None else wishes.inputs
+    used = {*wishes.target, wishes.group}
+    features = [
+        each for name in names if name not in used for each in learned(learner.feature, name)
+    ]
     lengths = {each.length: each.name for each in features if each.kind == "window"}
     if len(lengths) > 1:
-        (first, _), (second, name) = [*lengths.items()][:2]
-        said = f"lists of {second} values, others have {first}"
-        problems.append(Problem(name, said, "give all lists one length", "skip"))
+        first, *_, last = lengths
+        found = f"lists of {last} values, others have {first}"
+        problems.append((lengths[last], Problem(found, "give all lists one length", "skip")))
     if problems:
         raise Problems(rows.place, problems, wishes)
     if not features:
+        why = ", ".join(f"{name} ({reason})" for name, reason in left[:MOST_SHOWN])
         raise TaskError(
-            f"{rows.place}: no column is left as an input: "
-            f"{', '.join(f'{name} ({why})' for name, why in left[:MOST_SHOWN]) or 'give more'}; "
-            f"dataset.inputs=[...] names columns to take"
+            f"{rows.place}: dataset.inputs= must name at least one column: all are left out"
+            + (f", {why}" if why else "")
         )
     return Columns(tuple(features), target, wishes.group, wishes.reading, tuple(left))
 
 
 def _expect_known(rows: Rows, wishes: Wishes) -> None:
     """Raise `TaskError` for options that name absent columns, or no kind."""
-    given = {
-        "target": wishes.target,
-        "inputs": wishes.inputs or (),
-        "group": () if wishes.group is None else (wishes.group,),
-        "kinds": tuple(wishes.kinds),
-        "skip": wishes.skip,
-    }
+    inputs, group = wishes.inputs or (), () if wishes.group is None else (wishes.group,)
+    given = {"target": wishes.target, "inputs": inputs, "group": group}
     there = {*rows.names}
-    for key, names in given.items():
+    for key, names in {**given, "kinds": wishes.kinds, "skip": wishes.skip}.items():
         if absent := [name for name in names if name not in there]:
             raise TaskError(f"{rows.place} has {lacking(rows, absent, key)}")
-    if wishes.inputs is not None:
-        named = {*wishes.target, wishes.group} & {*wishes.inputs}
-        if not wishes.inputs or named or len({*wishes.inputs}) < len(wishes.inputs):
-            raise TaskError(
-                f"{rows.place}: dataset.inputs= must name at least one column, each once, and not "
-                f"the target or the group"
-            )
+    twice = len({*inputs}) < len(inputs) or {*wishes.target, wishes.group} & {*inputs}
+    if wishes.inputs is not None and (not inputs or twice):
+        raise TaskError(
+            f"{rows.place}: dataset.inputs= must name at least one column, each once, and not the "
+            f"target or the group"
+        )
     for name, kind in wishes.kinds.items():
         if kind not in KINDS and "%" not in kind:
             near = get_close_matches(kind, KINDS, n=1)
-            raise TaskError(
-                f"dataset.kinds: {name} is {kind!r}; "
-                + (f"did you mean {near[0]}? " if near else "")
-                + f"give {', '.join(KINDS)}, or a date's format such as '%d/%m/%Y'"
-            )
-
-
-def _target(rows: Rows, name: str, wishes: Wishes, problems: list[Problem]) -> Column | None:
-    """Return the column of a target, without statistics; None after a problem was added."""
-    found = rows.table.column(rows.names.index(name))
-    other = "name another dataset.target="
-    if rows.names.count(name) > 1:
-        problems.append(Problem(name, "several columns have this name", "the target: rename one"))
-        return None
-    try:
-        places, texts = cells.encoded(found, rows.reading.missing or ())
-    except OddCells as odd:
-        problems.append(Problem(name, str(odd), f"the target: {other}"))
-        return None
-    if missing := int((places < 0).sum()):
-        said = f"{missing:,} row{'s' * (missing > 1)} without a value"
-        cure = "the target: dataset.drop_missing=true leaves them out"
-        if missing == len(places):
-            problems.append(Problem(name, "no row has a value", f"the target: {other}"))
-            return None
-        problems.append(Problem(name, said, cure, "drop_missing"))
-    asked = wishes.kinds.get(name)
-    if wishes.classes is not None and asked is None:
-        asked = "category"
-    if asked is None and not cells.is_text(found.type):
-        bools = str(found.type) == "bool"
-        few = len(texts) == 2 and all(re.fullmatch(r"-?\d+", each) for each in texts.to_pylist())
-        asked = "category" if (bools or few) and len(wishes.target) == 1 else "number"
-    if asked == "number" or (asked is None and len(wishes.target) > 1):
-        try:
-            cells.numbers(rows, found)
-        except OddCells as odd:
-            cure = f"the target, no number: fix them, or {other}"
-            problems.append(Problem(name, str(odd), cure))
-            return None
-        return Column(name)
-    if asked not in (None, "category") or len(wishes.target) > 1:
-        problems.append(Problem(name, f"kind {asked}", "a target is a number or a category"))
-        return None
-    rows_with = len(places) - missing
-    if len(texts) > rows_with / 2 and rows_with >= FEW_ROWS and wishes.classes is None:
-        wrong = _no_number(rows, found, places, texts)
-        said = f"{len(texts):,} different texts in {rows_with:,} rows"
-        cure = f"the target: {'no number' if wrong else 'free text'}: {other}"
-        problems.append(Problem(name, wrong or said, cure))
-        return None
-    return Column(name, "category", values=class_names(texts.to_pylist(), wishes.classes, False))
-
-
-def _no_number(rows: Rows, found: Any, places: NDArray[np.int64], texts: Any) -> str:
-    """Return what is no number in a column of text of which half is; "" for other columns."""
-    from pyarrow import compute
-
-    if rows.reading.decimal == ",":
-        texts = compute.replace_substring(texts, ",", ".")
-    good = np.append(compute.match_substring_regex(texts, NUMBER).to_numpy(False), False)[places]
-    if 2 * good.sum() < (places >= 0).sum():
-        return ""
-    try:
-        cells.numbers(rows, found)
-    except OddCells as odd:
-        return str(odd)
-    return ""
+            hint = f"did you mean {near[0]}?" if near else f"give {', '.join(KINDS)}"
+            raise TaskError(f"dataset.kinds: {name} is {kind!r}; {hint}")
 
 
 class _Learner:
-    """Learns columns one by one. `train`: the places of the training rows."""
+    """Learns columns one by one. `train`: the places of the training rows, once they are known."""
 
-    def __init__(self, rows: Rows, wishes: Wishes, train: NDArray[np.int64]) -> None:
-        self.rows, self.wishes, self.train = rows, wishes, train
+    def __init__(self, rows: Rows, wishes: Wishes) -> None:
+        self.rows, self.wishes = rows, wishes
+        self.train = np.arange(rows.table.num_rows)
+        self._missing = rows.reading.missing or ()
+        self._places = dict[str, list[int]]()
+        for place, name in enumerate(rows.names):
+            self._places.setdefault(name, []).append(place)
+
+    def _cells(self, name: str) -> Any:
+        places = self._places[name]
+        if len(places) > 1:
+            key = "" if self.wishes.plain or name in self.wishes.target else "skip"
+            raise Problem(f"{len(places)} columns have this name", "rename all but one", key)
+        return self.rows.table.column(places[0])
 
     def target(self, name: str) -> Column:
-        """Return a target of numbers with its statistics."""
-        found = self.rows.table.column(self.rows.names.index(name))
-        return self._scaled(Column(name), cells.numbers(self.rows, found))
-
-    def column(self, name: str, place: int) -> Column | Problem | str:
-        """Return a column, a problem, or the reason why it is left out."""
-        found = self.rows.table.column(place)
-        asked = self.wishes.kinds.get(name)
-        named = self.wishes.inputs is not None or asked is not None
-        if not named and INDEX.fullmatch(name):
-            return "pandas' index" if name else "no name"
-        if found.null_count == len(found) and not named:
-            return "empty"
+        """Return the column of a target, without statistics. Raises `Problem`."""
+        found, wishes = self._cells(name), self.wishes
+        several, plain = len(wishes.target) > 1, wishes.plain
+        other = "the target: name another as dataset.target="
         try:
-            column = self._asked(name, asked) if asked else self._guessed(name, found, named)
-            if isinstance(column, Problem):
-                return column
+            places, texts = cells.encoded(found, self._missing)
+            number = several or self._kind(name, found).kind == "number"
+            asked = wishes.kinds.get(name, "category" if wishes.classes and not several else None)
+            if asked is None and not several and not cells.is_text(found.type):
+                two = len(texts) == 2 and cells.share(texts, places, r"^-?\d+$") == 1
+                asked = "category" if str(found.type) == "bool" or (two and not plain) else None
+            if number and asked is None and (several or self._numeric(found) == 1):
+                cells.numbers(self.rows, found)
+            elif asked not in (None, "category", "number"):
+                raise OddCells(f"the kind {asked}, and a number or a category is taken")
+        except OddCells as odd:
+            raise Problem(str(odd), other) from odd
+        filled = int((places >= 0).sum())
+        if filled < len(places):
+            found_none = f"{len(places) - filled:,} of {len(places):,} rows without a value"
+            key = "drop_missing" if filled and not plain else ""
+            cure = "the target: dataset.drop_missing=true leaves them out" if key else other
+            raise Problem(found_none, cure, key)
+        whole = plain and str(found.type).startswith(("int", "uint"))
+        if asked == "number" or (asked is None and number and self._numeric(found) == 1):
+            return Column(name, "integer" if whole and not several else "number")
+        if len(texts) > max(filled / 2, FEW_ROWS / 2) and wishes.classes is None and not plain:
+            raise Problem(f"{len(texts):,} different texts in {filled:,} rows", other)
+        names = class_names(texts.to_pylist(), wishes.classes, wishes.on_device)
+        return Column(name, "category", values=names)
+
+    def feature(self, name: str) -> Column:
+        """Return the column of an input. Raises `Problem` or `Left`."""
+        wishes = self.wishes
+        asked = wishes.kinds.get(name)
+        named = wishes.inputs is not None or asked is not None or wishes.plain
+        if name in wishes.skip:
+            raise Left("dataset.skip")
+        if INDEX.fullmatch(name) and not wishes.index and wishes.inputs is None and not asked:
+            raise Left("pandas' index" if name else "without a name")
+        found = self._cells(name)
+        column = Column(name)
+        try:
+            column = column if wishes.plain else self._kind(name, found)
             if column.kind == "window":
-                return self._window(column, found)
+                window = cells.windows(self.rows, found)
+                flat = window[self.train].ravel().astype(np.float64)
+                return self.scaled(replace(column, length=window.shape[1]), flat)
             if column.kind == "category":
                 return self._category(column, found, named)
-            values = (
-                cells.numbers(self.rows, found)
-                if column.kind == "number"
-                else cells.days(self.rows, found, next(iter(column.values), None))
-            )
+            values = values_of(self.rows, found, column)
         except OddCells as odd:
-            kind = asked or "number"
-            if kind == "number":
-                cure = f"no number: fix them, or dataset.kinds={{{name}: category}}"
-                return Problem(name, str(odd), cure, "kinds", "category")
-            return Problem(name, str(odd), f"no {kind}: fix them, or leave it out", "skip")
+            raise self._problem(name, found, column.kind, odd) from odd
         if column.kind == "date" and (values[~np.isnan(values)] % 1).any():
             column = replace(column, kind="time")
-        if np.isnan(values[self.train]).all() and not named:
-            return "empty"
-        column = self._scaled(column, values)
         used = values[self.train]
-        if not named and not column.missing and len(used) and used.min() == used.max():
-            return "constant"
+        column = self.scaled(column, used)
+        if wishes.plain and (gaps := np.isnan(values)).any():
+            first, count = self.rows.row(int(gaps.argmax())), int(gaps.sum())
+            said = f"no value in {count:,} of {len(values):,} rows, first in {first}"
+            raise Problem(said, "fill them, name other dataset.inputs=, or take dataset=table")
+        if not named and np.isnan(used).all():
+            raise Left("empty")
+        if not named and not column.missing and used.min() == used.max():
+            raise Left("constant")
         if not named and self._numbers_rows(name, found, values):
-            return Problem(
-                name,
-                f"{len(values):,} different whole numbers",
-                f"a row number? leave it out, or dataset.kinds={{{name}: number}}",
-                "skip",
-            )
+            cure = f"a row number? leave it out, or dataset.kinds={{{name}: number}}"
+            raise Problem(f"{len(values):,} different whole numbers", cure, "skip")
         return column
 
-    def _asked(self, name: str, kind: str) -> Column:
-        if "%" in kind:
-            return Column(name, "date", values=(kind,))
-        return Column(name, "date" if kind == "time" else kind)
+    def _problem(self, name: str, found: Any, kind: str, odd: OddCells) -> Problem:
+        if self.wishes.plain:
+            return Problem(str(odd), "no number: name other dataset.inputs=, or take dataset=table")
+        if kind == "number" and cells.is_text(found.type) and name not in self.wishes.kinds:
+            cure = f"no number: fix them, or dataset.kinds={{{name}: category}}"
+            return Problem(str(odd), cure, "kinds", "category")
+        return Problem(str(odd), f"no {kind}: fix them, or leave it out", "skip")
 
-    def _guessed(self, name: str, found: Any, named: bool) -> Column | Problem:
+    def _numeric(self, found: Any) -> float:
+        """Return the share of the cells with a value that are numbers; 1 for other than text."""
+        if not cells.is_text(found.type):
+            return 1.0
+        places, texts = cells.encoded(found, self._missing)
+        return cells.share(cells.plain_numbers(self.rows, texts), places)
+
+    def _kind(self, name: str, found: Any) -> Column:
+        """Return a column with its kind: what the user said, or what most cells are."""
         from pyarrow import compute, types
 
-        kind = found.type
-        if cells.is_window(kind):
+        asked = self.wishes.kinds.get(name)
+        if asked is not None:
+            kind, form = ("date", (asked,)) if "%" in asked else (asked, ())
+            return Column(name, "date" if kind == "time" else kind, values=form)
+        if cells.is_window(found.type):
             return Column(name, "window")
-        if types.is_date(kind) or types.is_timestamp(kind):
+        if types.is_date(found.type) or types.is_timestamp(found.type):
             return Column(name, "date")
-        if not cells.is_text(kind):
-            if types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind):
-                text = "text that is not UTF-8" if types.is_binary(kind) else f"cells of {kind}"
-                cure = "dataset.encoding=cp1252 reads Windows' text" if "UTF" in text else ""
-                return Problem(name, text[:60], cure or "leave it out", "" if cure else "skip")
+        if self._numeric(found) >= 0.5:  # others are shown as no numbers
             return Column(name)
-        places, texts = cells.encoded(found, self.rows.reading.missing or ())
-        if odd := _no_number(self.rows, found, places, texts):
-            raise OddCells(odd)
-        if compute.all(compute.match_substring_regex(texts, NUMBER)).as_py():
-            return Column(name)
+        places, texts = cells.encoded(found, self._missing)
+        filled = int((places >= 0).sum())
         forms = [
-            form + clock
+            form
             for form in DATES
-            for clock in CLOCKS
-            if not compute.strptime(texts, form + clock, "s", error_is_null=True).null_count
+            if not compute.strptime(texts, form, "s", error_is_null=True).null_count
         ]
         if len(forms) == 1:
             return Column(name, "date", values=(forms[0],))
-        if forms:
-            said = f'dates such as "{texts[0].as_py()}"'
+        if forms and len(texts):
             cure = f"day or month first? this is {forms[0]}"
-            return Problem(name, said, cure, "kinds", forms[0])
-        filled = int((places >= 0).sum())
-        if filled >= FEW_ROWS and len(texts) > filled / 2 and not named:
+            raise Problem(f'dates such as "{texts[0].as_py()}"', cure, "kinds", forms[0])
+        free = filled >= FEW_ROWS and len(texts) > filled / 2
+        if free and self.wishes.inputs is None and name not in self.wishes.target:
             said = f"{len(texts):,} different texts in {filled:,} rows"
             cure = f"free text: leave it out, or dataset.kinds={{{name}: category}}"
-            return Problem(name, said, cure, "skip")
+            raise Problem(said, cure, "skip")
         return Column(name, "category")
 
-    def _category(self, column: Column, found: Any, named: bool) -> Column | str:
-        places, texts = cells.encoded(found, self.rows.reading.missing or ())
+    def _category(self, column: Column, found: Any, named: bool) -> Column:
+        places, texts = cells.encoded(found, self._missing)
         used = places[self.train]
         counts = np.bincount(used[used >= 0], minlength=len(texts))
         seen = np.flatnonzero(counts)
         ranked = sorted(zip((-counts[seen]).tolist(), texts.take(seen).to_pylist(), strict=True))
-        missing = float((used < 0).mean()) if len(used) else 0.0
-        if not named and not ranked:
-            return "empty"
-        if not named and len(ranked) == 1 and not missing:
-            return "constant"
+        missing = float((used < 0).sum() / max(len(used), 1))
+        if not named and len(ranked) < 2 and (not ranked or not missing):
+            raise Left("constant" if ranked else "empty")
         other = len(ranked) > MOST_TEXTS + 1  # a single further text needs no other place
         kept = ranked[: MOST_TEXTS if other else MOST_TEXTS + 1]
-        return replace(column, missing=missing, other=other, values=tuple(text for _, text in kept))
+        values = tuple(text for _, text in kept)
+        return replace(column, missing=missing, other=other, values=values)
 
-    def _window(self, column: Column, found: Any) -> Column | Problem:
-        try:
-            values = cells.windows(self.rows, found)
-        except OddCells as odd:
-            return Problem(column.name, str(odd), "give all lists one length of numbers", "skip")
-        return replace(
-            self._scaled(column, values[self.train].ravel().astype(np.float64), train=False),
-            length=values.shape[1],
-        )
+    def scaled(self, column: Column, used: cells.Floats | None = None) -> Column:
+        """Return a column with the mean, deviation and share of missing values of training rows.
 
-    def _scaled(self, column: Column, values: cells.Floats, train: bool = True) -> Column:
-        """Return a column with the mean, deviation and share of missing values of training rows."""
-        used = values[self.train] if train else values
+        `used`: their values; None: those of the column's cells.
+        """
+        if used is None:
+            used = cells.numbers(self.rows, self._cells(column.name))[self.train]
         good = used[~np.isnan(used)]
         if not len(good):
             return replace(column, missing=float(len(used) > 0))
@@ -409,10 +362,9 @@ class _Learner:
 
     def _numbers_rows(self, name: str, found: Any, values: cells.Floats) -> bool:
         """Return whether a column seems to number the rows."""
-        from pyarrow import types
-
         count = len(values)
-        if not types.is_integer(found.type) or count < FEW_ROWS or np.isnan(values).any():
+        integer = str(found.type).startswith(("int", "uint"))
+        if not integer or count < FEW_ROWS or np.isnan(values).any():
             return False
         low, high = values.min(), values.max()
         if high - low < 1.25 * count:

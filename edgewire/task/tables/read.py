@@ -64,7 +64,7 @@ def values_of(rows: Rows, found: Any, column: Column) -> cells.Floats:
     """Return the raw values of a column that is no window, float64 (N,)."""
     if column.kind == "category":
         return cells.places_of(rows, found, column.values, column.other)
-    if column.kind == "number":
+    if column.kind in ("number", "integer"):
         return cells.numbers(rows, found)
     return cells.days(rows, found, next(iter(column.values), None))
 
@@ -96,10 +96,24 @@ def targets_of(source: Any, columns: Columns) -> Tensor | None:
                     + (f": the classes are {', '.join(column.values[:12])}" if what else "")
                 )
         values.append(value)
+    if columns.target[0].kind == "integer":
+        return _integers(rows, rows.table.column(places[wanted[0]]))
     if columns.classes:
         return torch.from_numpy(values[0].astype(np.int64))
     numbers = torch.from_numpy(np.stack(values, 1).astype(np.float32))
     return numbers[:, 0].contiguous() if len(values) == 1 else numbers
+
+
+def _integers(rows: Rows, found: Any) -> Tensor:
+    """Return whole numbers, int64 (N,); raises `TaskError` for larger ones."""
+    import pyarrow
+
+    try:
+        return torch.from_numpy(found.cast(pyarrow.int64()).to_numpy().copy())
+    except pyarrow.ArrowException as error:
+        raise TaskError(
+            f"{rows.place}: the target is not of whole numbers up to 2^63 - 1, which are taken"
+        ) from error
 
 
 def located(rows: Rows, wanted: Sequence[str], key: str = "") -> dict[str, int]:
