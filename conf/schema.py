@@ -78,9 +78,9 @@ class ModelConfig:
     safetensors file with the model's weights before training, or a run's folder; `sha256`: its
     SHA-256 in hexadecimal digits. The command computes it, so every machine refuses a file with
     other contents; `new`: patterns of names, such as `[head.*]`, of tensors that are not taken from
-    the file; `dtype`: the type in which the model computes. The server stores and averages the parameters as float32;
-    `_target_`: your own class or function, which returns an `nn.Module`. Its arguments are further
-    keys of the group (`docs/your-task.md`).
+    the file; `dtype`: the type in which the model computes. The server stores and averages the
+    parameters as float32; `_target_`: your own class or function, which returns an `nn.Module`. Its
+    arguments are further keys of the group (`docs/your-task.md`).
     """
 
     name: str = ""

@@ -136,7 +136,7 @@ def started_in(argv: list[str]) -> Path:
     The relative paths of its configuration, and its packages, are looked up there. For any other
     command line, and if that folder is gone, it is today's working directory.
     """
-    files = {RESUME: OF_HYDRA, START: OF_HYDRA, CONTINUE: "multirun.yaml"}
+    files: dict[str, Path | str] = {RESUME: OF_HYDRA, START: OF_HYDRA, CONTINUE: "multirun.yaml"}
     for key, _, folder in (word.partition("=") for word in argv):
         with suppress(Exception):  # another word, or a folder that `resuming` refuses
             found = Path(_hydras(Path(folder).expanduser() / files[key])["runtime"]["cwd"])

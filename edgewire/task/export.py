@@ -120,6 +120,7 @@ def _onnx(module: nn.Module, few: Tensors, file: Path) -> Run:
     program = torch.onnx.export(
         _exported(module, few, free=True), dynamo=True, input_names=names, verbose=False
     )
+    assert program is not None
     program.save(str(file), external_data=False)
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     named = [each.name for each in session.get_inputs()]

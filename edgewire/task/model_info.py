@@ -124,7 +124,7 @@ def fitted(source: Any, description: Any) -> Tensors:
             found = {key: fitted(source[key], description[key]) for key in keys}
         except KeyError as error:
             raise TaskError(f"the model also takes {error}") from error
-        return found if names is not None else tuple(found.values())  # type: ignore[arg-type]
+        return found if names is not None else tuple(found.values())  # type: ignore[return-value,arg-type]
     try:
         values = source if isinstance(source, Tensor) else torch.from_numpy(np.array(source))
     except (TypeError, ValueError) as error:

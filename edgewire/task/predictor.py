@@ -104,7 +104,7 @@ class Predictor:
         """
         import pandas as pd
 
-        inputs, targets, index = self._read(source)
+        inputs, targets, index = self.read(source)
         found = pd.DataFrame(self._columns(inputs))
         found.index = pd.Index(range(1, len(found) + 1) if index is None else index, name="id")
         if targets is not None and len(found):
@@ -129,7 +129,7 @@ class Predictor:
             kinds = self.classes or [str(each) for each in range(found.shape[1])]
             return {f"share({n})": shares[:, k].numpy() for k, n in enumerate(kinds)}
         if isinstance(self.objective, NextToken):
-            best = found[:, -1].max(1)
+            best = found[:, -1].softmax(1).max(1)
             return {"token": best.indices.numpy(), "probability": best.values.numpy()}
         if self.classes and found.dim() == 2 and found.shape[1] >= len(self.classes):
             names = np.array([*self.classes, *map(str, range(len(self.classes), found.shape[1]))])
@@ -148,8 +148,8 @@ class Predictor:
             return {name: flat[:, 0].numpy()}
         return {f"{name}_{k + 1}": flat[:, k].numpy() for k in range(flat.shape[1])}
 
-    def _read(self, source: Any) -> tuple[Tensors, Tensors | None, Sequence[Any] | None]:
-        """Return the raw inputs of a source, its targets, and an index; None: it has none."""
+    def read(self, source: Any) -> tuple[Tensors, Tensors | None, Sequence[Any] | None]:
+        """Return the raw inputs of a source (`predict`), its targets and an index; None: none."""
         if isinstance(source, bytes):
             return self._tensors(np.frombuffer(source, np.uint8)), None, None
         if not isinstance(source, str | Path):
