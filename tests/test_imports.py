@@ -6,11 +6,16 @@ they are not part of this check.
 
 import ast
 import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import packages_distributions
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 CROWDED = 18  # modules in a folder
@@ -37,6 +42,15 @@ KNOWS = {
         "strategy",
         "task",
     },
+}
+# Imported packages that are part of a declared one's interface: its bounds are theirs.
+BROUGHT = {
+    "backports-zstd": {"backports"},
+    "flwr": {"click", "fastapi", "google", "ray", "starlette", "tomli", "tomli_w", "uvicorn"},
+    "flwr-datasets": {"datasets"},
+    "hydra-core": {"omegaconf", "yaml"},
+    "ipykernel": {"IPython"},
+    "torchvision": {"PIL"},
 }
 TOP = {"__main__", "client_app", "import_names", "server_app"}  # modules that are in no package
 HOME = ROOT / "edgewire"  # its links name the folders beside it
@@ -97,6 +111,20 @@ def test_a_package_imports_only_what_it_may(package):
     assert not tops & {*KNOWS, "benchmarks", "docs", "launch", "papers", "run", "tests"}
     inner = {name.split(".")[1] for name in names if name.startswith("edgewire.")}
     assert inner - {package} - TOP == KNOWS[package]
+
+
+def test_every_imported_package_is_declared_with_a_bound():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = list(chain(project["dependencies"], *project["optional-dependencies"].values()))
+    declared = {each.name for each in map(Requirement, lines) if each.specifier}
+    allowed = set.union(*(found for name, found in BROUGHT.items() if name in declared))
+    names = {name for package in KNOWS for found in imports(HOME / package).values()
+             for name in found}  # fmt: skip
+    tops = {name.partition(".")[0] for name in names}
+    tops -= {"edgewire", *KNOWS, *sys.stdlib_module_names}
+    owners = packages_distributions()
+    of = {top: {name.lower().replace("_", "-") for name in owners.get(top, [top])} for top in tops}
+    assert {top for top in tops - allowed if not declared & of[top]} == set()
 
 
 def test_every_package_has_a_rule():

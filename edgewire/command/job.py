@@ -11,7 +11,6 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from edgewire.command.exit import Diverged, Failed, caller, clear_errors
+from edgewire.command.from_data import as_the_server_reads, from_data, is_submitted, loaded
 from edgewire.command.run_lock import run_lock
 from edgewire.command.saved_config import CONFIG_DIR, RESUME, completed, continues, resumes
 from edgewire.command.sweep import BASIC, REFUSED, begin_job, may_begin, note_failure, stop_sweep
@@ -32,7 +32,6 @@ from edgewire.conf.load import run_config, typed
 from edgewire.conf.network import only_virtual
 from edgewire.conf.own_packages import look_in, sources_of
 from edgewire.conf.schema import Config, ConfigError
-from edgewire.conf.trust import NodeGrants, confine_data
 from edgewire.machine.errors import Ended, EngineError
 from edgewire.machine.job import PLACE, Job
 from edgewire.machine.processes import delayed, orderly_exit
@@ -47,9 +46,6 @@ from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
 
 ROOT = Path(__file__).parents[2]
-SUPERLINK = (
-    "edgewire.engines.superlink.run_on_superlink"  # the engine that submits runs to a server
-)
 RATES = ("eta", "server_learning_rate")  # options of Flower's with the server's learning rate
 RUN_FILES = ("result.json", "history.jsonl", "model.safetensors", "nodes.json", CHECKPOINT)
 console = Console(highlight=False, quiet=VIEW in os.environ)
@@ -129,6 +125,12 @@ def run(composed: DictConfig, folder: Path) -> None:
     loggers = loggers_of(config)
     set_up_logging(config.verbose)
     hydra = HydraConfig.get()
+    if caller().python:
+        with delayed():  # a process cannot import torch again after an interrupted import
+            import_module("torch")
+    if hydra.job.name != RESUME and (finished := from_data(composed)) is not composed:
+        composed, config = finished, typed(finished)
+        write_configuration(composed, folder)
     given = {word.lstrip("+").partition("=")[0] for word in hydra.overrides.task}
     if "rounds" in given and "pushes" in config.strategy:
         log.warning(
@@ -157,9 +159,6 @@ def run(composed: DictConfig, folder: Path) -> None:
         sources=sources_of(config.packages),
     )
     screen = silent if caller().python else console
-    if caller().python:
-        with delayed():  # a process cannot import torch again after an interrupted import
-            import_module("torch")
     with screen.status("loading") if alone() else nullcontext():
         engine = engine_for(config, task)
         prepare(as_the_server_reads(config))
@@ -262,23 +261,6 @@ def what_to_try(config: Config) -> str:
     return " or ".join(f"a lower {key}= (it is {value:g})" for key, value in found.items())
 
 
-def is_submitted(config: Config) -> bool:
-    """Return whether the run is submitted to a running server."""
-    return bool(config.engine.get("_target_") == SUPERLINK)
-
-
-def as_the_server_reads(config: Config) -> Config:
-    """Return a submitted run's configuration with the data folder as the server resolves it.
-
-    So `dataset.root` means the same folder here and on the server. Any other configuration is
-    returned unchanged. Raises `ConfigError` for a folder that the server would refuse.
-    """
-    if is_submitted(config):
-        config = replace(config, dataset=replace(config.dataset))
-        confine_data(config, NodeGrants.of({}))
-    return config
-
-
 def engine_for(config: Config, task: Job) -> Callable[[Job], None]:
     """Return the function with which the configured engine runs a job, after a check of the job.
 
@@ -304,13 +286,11 @@ def prepare(config: Config) -> None:
         check_flower(build("strategy", config.strategy), config)
     check_targets(config)
     from edgewire.conf.build import (
-        data_of,
         device_of,
         model_of,
         objective_of,
         optimizer_of,
         partition_of,
-        server_data_of,
     )
     from edgewire.strategy.factory import asks_nodes, fit, made
     from edgewire.strategy.lr_schedule import Schedule
@@ -318,7 +298,7 @@ def prepare(config: Config) -> None:
     from edgewire.task.steps import expect_fits, expect_trains
 
     scheme = made(config)  # this check needs no data; the checks below need data
-    data = server_data_of(config) if is_submitted(config) else data_of(config)
+    data = loaded(config)
     if not is_submitted(config) and not len(data.train):
         raise ConfigError(f"dataset: {config.dataset.name} has no training samples")
     model = model_of(config, data)

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
@@ -48,7 +48,9 @@ class Objective(ABC):
     """The loss that training minimises, and the metrics of an evaluation.
 
     `metrics`: the metrics beside the loss. The first one is the run's main metric; without metrics
-    it is the loss. `least`: the least value that the loss can have; a server refuses smaller ones.
+    it is the loss. The option `metrics` names others of them, and of `others`, in their place; a
+    class with an `__init__` of its own passes it on. `others`: further metrics that can be named.
+    `least`: the least value that the loss can have; a server refuses smaller ones.
     `needs_inputs`: whether `loss` reads the inputs itself, and not only by a call of the model. A
     model that is cut over several nodes then sends them to the last node. `finite_targets`: whether
     NaN and infinity in the targets are refused before the run. `batch_loss`: whether the loss of a
@@ -56,11 +58,25 @@ class Objective(ABC):
     evaluated in batches of the run's `batch_size`, so that the loss is comparable with training's.
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = ()
+    metrics: tuple[Metric, ...] = ()
+    others: ClassVar[tuple[Metric, ...]] = ()
     least: ClassVar[float] = -math.inf
     needs_inputs: ClassVar[bool] = False
     finite_targets: ClassVar[bool] = False
     batch_loss: ClassVar[bool] = False
+
+    def __init__(self, metrics: Sequence[str] | None = None) -> None:
+        if metrics is None:
+            return
+        known = {each.name: each for each in (*self.metrics, *self.others)}
+        for name in metrics:
+            if name not in known or metrics.count(name) > 1:
+                said = "is named twice" if name in known else "is none of its metrics"
+                raise TaskError(
+                    f"metrics=[{','.join(map(str, metrics))}]: {name} {said}; "
+                    f"{type(self).__name__} has {', '.join(known)}"
+                )
+        self.metrics = tuple(known[name] for name in metrics)
 
     def check(self) -> None:
         """Raise `TaskError` for metrics that a run cannot record."""
