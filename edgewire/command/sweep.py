@@ -190,6 +190,11 @@ class SweepEnd(Callback):
             elif caller().python:
                 SWEEP.enter_context(silent_jobs())
 
+    def on_job_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Tell the caller that a job has ended."""
+        if ended := caller().ended:
+            ended(Path(config.hydra.runtime.output_dir))
+
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print a table of the runs, the command for a larger one, and a line per failed job."""
         SWEEP.close()

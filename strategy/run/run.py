@@ -23,6 +23,7 @@ from edgewire.conf.build import (
     server_data_of,
     vectors_of,
 )
+from edgewire.conf.saved_model import info_of
 from edgewire.conf.schema import Config
 from edgewire.strategy.factory import asks_nodes, expect_named, made
 from edgewire.strategy.lr_schedule import Schedule
@@ -55,6 +56,7 @@ class Run:
         self.model = FlatModel(model_of(config, self.data), config.device)
         self.strategy = made(config, self.data)
         self.objective = objective_of(config)
+        records.info = info_of(config, self.data)
         self.schedule = Schedule(config.schedule, config.lr, self.objective)
         self.train_config = ConfigRecord({"lr": self.schedule.lr})
         test = self.data.test

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from edgewire.task.errors import TaskError
 from edgewire.task.registry import Registry
 from edgewire.task.tensors import Tensors, count, leaves, mapped, taken
 from edgewire.task.transforms import ImageTransform, LogMel, unchanged
+
+if TYPE_CHECKING:
+    from edgewire.task.tables.columns import Columns
 
 MOST_READ = 1 << 26  # entries of a tensor in which NaN is looked for
 DOWNLOAD_TIMEOUT = 30.0  # seconds to wait for a server that sends nothing
@@ -64,6 +68,7 @@ class Data:
     targets that are no classes. `class_names`: the names of the user's class folders, in the order
     of the class ids; empty for other data sets. `group_names`: the names of the groups of a split,
     in the order of their ids; empty for data without groups, and for groups without names.
+    `columns`: those of a table, by which further rows are read; None for other data.
     """
 
     train: Split
@@ -72,6 +77,7 @@ class Data:
     classes: int = 0
     class_names: tuple[str, ...] = ()
     group_names: tuple[str, ...] = ()
+    columns: "Columns | None" = None
 
     def prepared(self, inputs: Tensors, device: str | torch.device = "cpu") -> Tensors:
         """Return inputs as the model takes them, on a device."""
