@@ -45,9 +45,11 @@ from edgewire.machine.job import PLACE, Job
 from edgewire.machine.processes import delayed, orderly_exit
 from edgewire.machine.startup_signals import under_way
 from edgewire.pipeline.segments_table import segments_table
+from edgewire.report.card import CARD, write_card
 from edgewire.report.loggers.following import logged, loggers_of
 from edgewire.report.metric import MainMetric
 from edgewire.report.progress import VIEW, run_progress
+from edgewire.report.reader import ResultsError
 from edgewire.report.runs import HYDRA, read_result
 from edgewire.report.summary import screen as summary
 from edgewire.report.table import WIDTH
@@ -57,7 +59,7 @@ from edgewire.task.tables.columns import Columns
 
 ROOT = Path(__file__).parents[2]
 RATES = ("eta", "server_learning_rate")  # options of Flower's with the server's learning rate
-RUN_FILES = ("result.json", "history.jsonl", "model.safetensors", "nodes.json", CHECKPOINT)
+RUN_FILES = ("result.json", "history.jsonl", "model.safetensors", "nodes.json", CARD, CHECKPOINT)
 console = Console(highlight=False, quiet=VIEW in os.environ)
 if not console.is_terminal:
     console.width = WIDTH
@@ -211,6 +213,10 @@ def run(composed: DictConfig, folder: Path) -> None:
         raise Diverged(f"the run has diverged; try {what_to_try(config)}")
     if not result["client_updates"]:
         raise EngineError("not one update was used: the log names the nodes that failed, if any")
+    try:
+        write_card(folder)
+    except (OSError, ResultsError) as error:
+        log.warning("no model card (%s) can be written: %s", CARD, error)
 
 
 def own_folders() -> list[Path]:
