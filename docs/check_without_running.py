@@ -36,6 +36,7 @@ REASONS = {
     "ssh": "needs another machine",
     **dict.fromkeys(("mlflow", "tensorboard", "wandb"), "another project's program"),
     "sudo": "changes the system",
+    "git": "downloads this project",
     "pip": DOWNLOADS,
     "uv": DOWNLOADS,
     **dict.fromkeys(

@@ -123,7 +123,7 @@ def clear_errors() -> Iterator[None]:
         lines = (each.strip().rstrip(".") for each in str(failed).splitlines() if each.strip())
         refused = isinstance(failed, HydraException | OmegaConfBaseException)
         line = explained(failed, sys.argv[1:]) if refused else ". ".join(lines)
-        _print(f"{kind}: {line}")
+        _print(f"{kind}: {getattr(failed, 'screen', line)}")
         raise Failed(code, line, diverged=isinstance(failed, Diverged))
 
 

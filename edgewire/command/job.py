@@ -40,8 +40,8 @@ from edgewire.pipeline.segments_table import segments_table
 from edgewire.report.loggers.following import logged, loggers_of
 from edgewire.report.metric import MainMetric
 from edgewire.report.progress import VIEW, run_progress
-from edgewire.report.run_result import summary_table
 from edgewire.report.runs import HYDRA, read_result
+from edgewire.report.summary import screen as summary
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
 
@@ -183,7 +183,9 @@ def run(composed: DictConfig, folder: Path) -> None:
         if not has_diverged(folder):
             raise
     result = read_result(folder)
-    screen.print(summary_table(result, folder))
+    first, *others = summary(folder)
+    screen.print(first, style="bold", markup=False, soft_wrap=True)
+    screen.print("\n".join(others), markup=False, soft_wrap=True)
     if result.get("segments"):
         screen.print(segments_table(result))
     if result["diverged"]:

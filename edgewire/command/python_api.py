@@ -22,7 +22,7 @@ from hydra.core.global_hydra import GlobalHydra
 from edgewire.command.exit import Caller, Failed, Stopped, called_from
 from edgewire.command.hydra_main import run_hydra
 from edgewire.command.job import RUN
-from edgewire.command.saved_config import CONTINUE, RESUME, quoted
+from edgewire.command.saved_config import CONTINUE, RESUME, START, quoted
 from edgewire.command.sweep import SweepEnd
 from edgewire.report.run_result import RunResult, SweepResult
 
@@ -48,8 +48,9 @@ def train(
     `overrides`: the words of the command line, such as "algorithm=edgewire" and
     "compression.density=0.01". `values`: overrides as keywords, such as `rounds=20`; a class or
     function, as in `model=Net`, takes the place of the group's choice (`model._target_`).
-    `resume=FOLDER` resumes a stopped run. `progress`: whether to show the run's progress.
-    `config_dir`: a folder with further choices of groups, such as `experiment/my_task.yaml`.
+    `resume=FOLDER` resumes a stopped run, and `start=FOLDER` trains the model of a run on in a new
+    folder. `progress`: whether to show the run's progress. `config_dir`: a folder with further
+    choices of groups, such as `experiment/my_task.yaml`.
 
     A run that has diverged gives a warning, and its result has `diverged`. Raises `RunFailed` for a
     mistake in the overrides and for a run that fails. Raises `KeyboardInterrupt` if the run is
@@ -160,7 +161,7 @@ def _called(progress: bool, ended: Callable[[Path], object] | None = None) -> It
 
 def override_of(key: str, value: Any) -> str:
     """Return the override that sets a key to a Python value."""
-    if key in (RESUME, CONTINUE):  # Hydra does not see them, and the command wants no quotes
+    if key in (RESUME, CONTINUE, START):  # Hydra does not see them, and the command wants no quotes
         return f"{key}={value}"
     if callable(value):
         return f"{key}._target_={_name_of(value)}"

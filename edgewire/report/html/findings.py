@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from edgewire.report.estimate import Estimate, paired
 from edgewire.report.format import human_bytes, human_seconds
-from edgewire.report.html.node_table import SLOW, NodeRecord, notable
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns, reference_of, unlike
+from edgewire.report.node_table import SLOW, NodeRecord, notable
 from edgewire.report.runs import by_seed, whole_bytes
 from edgewire.report.table import plain, sent
 
@@ -178,17 +178,17 @@ def _nodes(nodes: Sequence[NodeRecord]) -> Finding:
             question, "Not recorded.", ["The runs hold no file nodes.json with lags."], "nodes"
         )
     slow = [node for node in notable(nodes) if node.slow and not node.unanswered]
-    lost = Counter(f"node {node.place}" for node in nodes if node.unanswered)
+    lost = Counter(node.label for node in nodes if node.unanswered)
     failed = Counter[str]()
     for node in nodes:
-        failed[f"node {node.place}"] += int(node.failures)
+        failed[node.label] += int(node.failures)
     answer = f"None: no mean lag is above {SLOW:g} times the usual one."
     sentences = []
     if slow:
         first = slow[0]
-        answer = f"{_listed(f'node {node.place}' for node in slow).capitalize()}."
+        answer = f"{_listed(node.label for node in slow).replace('node', 'Node', 1)}."
         sentences.append(
-            f"In {first.group.label}, seed {first.seed}, the replies of node {first.place} take "
+            f"In {first.group.label}, seed {first.seed}, the replies of {first.label} take "
             f"{human_seconds(first.lag)} in the mean, {_times(first.times)} the usual lag."
         )
     if lost:

@@ -11,7 +11,6 @@ from typing import Any
 from edgewire.report.format import one_line
 from edgewire.report.html.canvas import mark_of
 from edgewire.report.html.findings import findings
-from edgewire.report.html.node_table import RUNS, notable, read_nodes
 from edgewire.report.html.page_tables import (
     nodes_table,
     runs_table,
@@ -22,6 +21,7 @@ from edgewire.report.html.page_tables import (
 from edgewire.report.html.pictures import draw_all
 from edgewire.report.html.run_data import COLOURED, ReportRuns, load
 from edgewire.report.link_time import named_links
+from edgewire.report.node_table import RUNS, notable, read_nodes
 from edgewire.report.runs import Row, Run
 from edgewire.report.table import safe_cell
 

@@ -10,12 +10,12 @@ from typing import Any
 from edgewire.conf.network import Network
 from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
 from edgewire.report.html.findings import NO_SEED, NOISE, ONE_SEED, compare
-from edgewire.report.html.node_table import NodeRecord
-from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns, RunRecord, ended_early
+from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns, RunRecord
 from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.metric import MainMetric
+from edgewire.report.node_table import NodeRecord
+from edgewire.report.runs import ended_early, sent_bytes, whole_bytes
 from edgewire.report.runs import number as known
-from edgewire.report.runs import sent_bytes, whole_bytes
 from edgewire.report.table import (
     Cell,
     Column,
@@ -225,8 +225,8 @@ def nodes_table(nodes: Sequence[NodeRecord]) -> Table | None:
         return words(one_line(told) if isinstance(told, str) else "")
 
     columns = [
-        Column("node", lambda node: Cell(str(node.place), node.place),
-               help="its place in the list of nodes"),
+        Column("node", lambda node: Cell(node.label.removeprefix("node "), node.number),
+               help="its number in the run, and its name if it has one"),
         Column("group", lambda node: _label(node.group), numeric=False),
         Column("seed", lambda node: quantity(node.seed, "{:.0f}".format)),
         Column("state", state, numeric=False),

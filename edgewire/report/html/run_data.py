@@ -26,6 +26,7 @@ from edgewire.report.runs import (
     Measure,
     Row,
     Run,
+    ended_early,
     expect_result,
     failed_line,
     find_runs,
@@ -302,12 +303,6 @@ def repeat_command(folder: Path) -> str:
     return f"python run.py --config-path {shlex.quote(str((folder / HYDRA).resolve()))} " + (
         "--config-name config"
     )
-
-
-def ended_early(result: Row) -> bool:
-    """Return whether a run has ended before its planned rounds, or updates."""
-    done, planned = number(result.get("round")), number(result.get("rounds"))
-    return done is not None and planned is not None and done < planned
 
 
 def record_of(run: Run, label: str | None, damaged: bool) -> RunRecord:

@@ -279,14 +279,14 @@ def test_nodes_that_are_slow_or_fail_are_named(tmp_path, quick):
     slow, failed = node(3, mean_lag=4.0), node(5, failures=2, replies=8, reason="time-out")
     write_nodes(tmp_path, [node(0), node(1), slow, node(4), failed])
     found = made(tmp_path)
-    assert "Node 3." in found.text
-    assert "Most failures: node 5 (2)." in found.text
+    assert "Node 4." in found.text
+    assert "Most failures: node 6 (2)." in found.text
     rows = [dict(zip(found.tables["nodes"][0], row, strict=True))
             for row in found.tables["nodes"][1:]]  # fmt: skip
     heads = ("node", "× usual", "failures", "last failure")
     assert [tuple(row[head] for head in heads) for row in rows] == [
-        ("3", "4×", "0", ""),
-        ("5", "1×", "2", "time-out"),
+        ("4", "4×", "0", ""),
+        ("6", "1×", "2", "time-out"),
     ]
     assert {"node_metric", "node_lag", "node_loss", "node_bytes_up"} <= {
         file.stem for file in (tmp_path / "report").glob("*.svg")
@@ -298,7 +298,7 @@ def test_a_run_that_ended_early_names_the_nodes_that_do_not_answer(tmp_path, qui
     quiet = node(1, waiting=True, sent=2.0, heard=2.0)
     write_nodes(tmp_path, [node(0, waiting=False, sent=2.0, heard=3.0), quiet])
     found = made(tmp_path)
-    assert "Without an answer to the last message: node 1." in found.text
+    assert "Without an answer to the last message: node 2." in found.text
     assert found.column("nodes", "state") == ["does not answer"]
     assert found.column("runs", "outcome") == ["ended at 2 of 100"]
     assert "without a problem" not in found.text
