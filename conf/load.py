@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
@@ -211,11 +212,14 @@ def _readable(key: str, machine: NodeGrants | None) -> Iterator[None]:
         raise ConfigError(f"{key} cannot be read: {type(error).__name__}") from error
 
 
-def compose_config(overrides: list[str], *, hydra: bool = False) -> DictConfig:
+def compose_config(
+    overrides: list[str], *, hydra: bool = False, folder: Path = HERE, name: str = "config"
+) -> DictConfig:
     """Compose conf/ with command-line `overrides`, outside of Hydra's own main.
 
-    `hydra`: whether the result also has Hydra's own settings.
+    `hydra`: whether the result also has Hydra's own settings. `folder`, `name`: of another
+    configuration than conf/config.yaml.
     """
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(HERE), version_base="1.3"):
-        return compose("config", overrides=overrides, return_hydra_config=hydra)
+    with initialize_config_dir(str(folder), version_base="1.3"):
+        return compose(name, overrides=overrides, return_hydra_config=hydra)

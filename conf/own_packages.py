@@ -140,6 +140,15 @@ def source_files(name: str) -> dict[str, Path]:
     return found
 
 
+def is_installed(name: str) -> bool:
+    """Return whether a package is Python's or an installed one, and no file of the user's own.
+
+    Raises `ConfigError` if it is not found.
+    """
+    places = {"site-packages", "dist-packages"} & {*Path(str(_spec_of(name).origin)).parts}
+    return name in sys.stdlib_module_names or bool(places)
+
+
 def _spec_of(name: str) -> ModuleSpec:
     """Return where a package lies, without an import of it.
 

@@ -75,11 +75,12 @@ class ModelConfig:
     """The model (`edgewire.task.models`), and the settings of SGD that suit it.
 
     These settings are the defaults of `lr`, `optimizer.momentum` and `batch_size`. `file`: a
-    safetensors file with the model's weights before training; `sha256`: its SHA-256 in hexadecimal
-    digits. The command computes it, so every machine refuses a file with other contents; `dtype`:
-    the type in which the model computes. The server stores and averages the parameters as float32;
-    `_target_`: your own class or function, which returns an `nn.Module`. Its arguments are further
-    keys of the group (`docs/your-task.md`).
+    safetensors file with the model's weights before training, or a run's folder; `sha256`: its
+    SHA-256 in hexadecimal digits. The command computes it, so every machine refuses a file with
+    other contents; `new`: patterns of names, such as `[head.*]`, of tensors that are not taken from
+    the file; `dtype`: the type in which the model computes. The server stores and averages the
+    parameters as float32; `_target_`: your own class or function, which returns an `nn.Module`. Its
+    arguments are further keys of the group (`docs/your-task.md`).
     """
 
     name: str = ""
@@ -88,6 +89,7 @@ class ModelConfig:
     batch_size: int = bounded(64, at_least=1)
     file: str | None = None
     sha256: str | None = None
+    new: list[str] | None = None
     dtype: str = bounded("float32", one_of=("float32", "float16", "bfloat16"))
     own: dict[str, Any] = field(default_factory=dict)  # `_target_` and its arguments, if given
 

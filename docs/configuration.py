@@ -81,6 +81,20 @@ This page lists every group and option of `python run.py`. It is generated from 
 * A wrong name or value is refused. The error message is one line and lists the valid names or
   values.
 
+```
+python run.py algorithm=fedavg_f2i                      # int8 updates, compressed with zstd
+python run.py algorithm=edgewire                        # few bytes; fidelity=low sends fewer
+python run.py algorithm=esgd compression.drop=0.875     # 4 nodes, 2,000 rounds of one gradient each
+python run.py algorithm=adacomp                         # asynchronous, 200 nodes
+python run.py algorithm=synthetic_gradients             # one model, its layers on four nodes
+python run.py task=keywords compression=topk            # keyword spotting, sparse updates
+python run.py algorithm=dgc dataset=mnist dataset.download=true model=lenet5
+python run.py compression=topk compression.density=0.02 downlink=f2i    # compresses both directions
+python run.py strategy=fedadam compression=f2i partition=dirichlet partition.alpha=0.3
+python run.py dataset=imagefolder dataset.root=$HOME/photos model=resnet18 local_steps=20
+python run.py network=adsl                              # simulates ADSL links
+```
+
 An option on the command line overrides a preset (`algorithm=`). A preset overrides the defaults of
 the groups. [algorithms.md](algorithms.md) explains each compression method and its options.
 [glossary.md](glossary.md) defines words such as update, delta, residual and replica.

@@ -25,7 +25,7 @@ def wrap(text: str, first: str = "", rest: str = "") -> list[str]:
 
 def sentence(text: str) -> str:
     """Return a text with a full stop, and with backticks around keys, names such as a_b, paths."""
-    coded = re.sub(KEY, r"`\1`", text)
+    coded = re.sub(f"`[^`]*`|{KEY}", lambda found: f"`{found[1]}`" if found[1] else found[0], text)
     return coded if coded.endswith((".", ":")) else coded + "."
 
 

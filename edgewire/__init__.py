@@ -25,6 +25,7 @@ _HOMES = {  # public name -> its module
     "decode": "compression.decoder",
     "decode_update": "compression.decoder",
     "describe": "compression.decoder",
+    "load_model": "command.use",
     "make_codec": "compression.make",
     "names": "compression.registry",
     "option_fields": "compression.registry",
@@ -42,6 +43,7 @@ if TYPE_CHECKING:  # imported on first use: torch and Flower take seconds
     from edgewire.command.python_api import RunFailed as RunFailed
     from edgewire.command.python_api import sweep as sweep
     from edgewire.command.python_api import train as train
+    from edgewire.command.use import load_model as load_model
     from edgewire.compression.base import PayloadError as PayloadError
     from edgewire.compression.codec import Codec as Codec
     from edgewire.compression.decoder import Description as Description

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +34,13 @@ STOPPED = 130  # exit code after Ctrl-C
 class Caller:
     """`python`: whether Python code has called; it gets results and exceptions, not lines.
 
-    `progress`: whether to show the progress of a run.
+    `progress`: whether to show the progress of a run. `ended`: it is called with the folder of each
+    job of a sweep that has ended in this process.
     """
 
     python: bool = False
     progress: bool = True
+    ended: Callable[[Path], object] | None = None
 
 
 _callers = [Caller()]
@@ -121,7 +123,7 @@ def clear_errors() -> Iterator[None]:
         lines = (each.strip().rstrip(".") for each in str(failed).splitlines() if each.strip())
         refused = isinstance(failed, HydraException | OmegaConfBaseException)
         line = explained(failed, sys.argv[1:]) if refused else ". ".join(lines)
-        _print(f"{kind}: {line}")
+        _print(f"{kind}: {getattr(failed, 'screen', line)}")
         raise Failed(code, line, diverged=isinstance(failed, Diverged))
 
 

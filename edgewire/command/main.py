@@ -1,4 +1,4 @@
-"""The command line: `new NAME`, `compare`, and words that Hydra reads."""
+"""The command line: `new`, `compare`, `predict`, `export`, and words that Hydra reads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from edgewire.command.new_task import NEW, new_task
 from edgewire.command.sweep import SweepEnd
 
 COMPARE = "compare"  # the word of the command line that compares methods
+PREDICT, EXPORT = "predict", "export"  # the words that use the model of a run
 
 
 def cli() -> None:
     """Run the command line; exit with the run's exit code, or a sweep's highest exit code.
 
-    `new NAME` writes the folder of a task; all other words are Hydra's.
+    `new NAME` writes the folder of a task, and `predict` and `export` use a run's model; all other
+    words are Hydra's.
     """
     if sys.argv[1:2] == [NEW]:
         with clear_errors():
@@ -26,6 +28,12 @@ def cli() -> None:
 
         with clear_errors():
             sys.exit(compare(sys.argv[2:]))
+    if sys.argv[1:2] in ([PREDICT], [EXPORT]):
+        from edgewire.command import use
+
+        with clear_errors():
+            {PREDICT: use.predict, EXPORT: use.export}[sys.argv[1]](sys.argv[2:])
+        return
     run_hydra(sys.argv[1:])
     if SweepEnd.code:
         sys.exit(SweepEnd.code)

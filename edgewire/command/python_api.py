@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from hydra.core.global_hydra import GlobalHydra
 from edgewire.command.exit import Caller, Failed, Stopped, called_from
 from edgewire.command.hydra_main import run_hydra
 from edgewire.command.job import RUN
-from edgewire.command.saved_config import CONTINUE, RESUME, quoted
+from edgewire.command.saved_config import CONTINUE, RESUME, START, quoted
 from edgewire.command.sweep import SweepEnd
 from edgewire.report.run_result import RunResult, SweepResult
 
@@ -40,13 +40,17 @@ class RunFailed(Exception):
         return [f"{type(self).__name__}: {self}"]
 
 
-def train(*overrides: str, progress: bool = True, **values: Any) -> RunResult:
+def train(
+    *overrides: str, progress: bool = True, config_dir: Path | str | None = None, **values: Any
+) -> RunResult:
     """Make one run and return its result.
 
     `overrides`: the words of the command line, such as "algorithm=edgewire" and
     "compression.density=0.01". `values`: overrides as keywords, such as `rounds=20`; a class or
     function, as in `model=Net`, takes the place of the group's choice (`model._target_`).
-    `resume=FOLDER` resumes a stopped run. `progress`: whether to show the run's progress.
+    `resume=FOLDER` resumes a stopped run, and `start=FOLDER` trains the model of a run on in a new
+    folder. `progress`: whether to show the run's progress. `config_dir`: a folder with further
+    choices of groups, such as `experiment/my_task.yaml`.
 
     A run that has diverged gives a warning, and its result has `diverged`. Raises `RunFailed` for a
     mistake in the overrides and for a run that fails. Raises `KeyboardInterrupt` if the run is
@@ -55,30 +59,49 @@ def train(*overrides: str, progress: bool = True, **values: Any) -> RunResult:
     words = [*overrides, *(override_of(key, value) for key, value in values.items())]
     expect_overrides(words)
     with _called(progress) as line:
-        run_hydra(words)
+        run_hydra([*_folder(config_dir), *words])
     if line:
         warnings.warn(line[0], stacklevel=2)
     assert RUN.folder is not None
     return RunResult(RUN.folder)
 
 
-def sweep(*overrides: str, progress: bool = True, **values: Any) -> SweepResult:
+def sweep(
+    *overrides: str, progress: bool = True, config_dir: Path | str | None = None, **values: Any
+) -> SweepResult:
     """Make a run for each combination of values, and return their results.
 
     `overrides`: the words of the command line, such as "algorithm=fedavg,edgewire". `values`:
     overrides as keywords. A list, a tuple or a range holds the values of several runs:
     `seed=range(3)`. A run that fails is in the result's `failed`, and the other runs continue.
+    `progress`, `config_dir`: as in `train`.
 
     Raises `RunFailed` for a mistake in the overrides, and `KeyboardInterrupt` if it is stopped.
     """
     words = [*overrides, *(_choices(key, value) for key, value in values.items())]
     expect_overrides(words)
+    return run_sweep([*_folder(config_dir), *words], progress)
+
+
+def run_sweep(
+    words: Sequence[str],
+    progress: bool = True,
+    ended: Callable[[Path], object] | None = None,
+) -> SweepResult:
+    """Run a sweep of Hydra's words, options first, as `sweep` does.
+
+    `ended`: as in `edgewire.command.exit.Caller`.
+    """
     SweepEnd.folder = None
-    with _called(progress):
+    with _called(progress, ended):
         run_hydra(["--multirun", *words])
     if SweepEnd.folder is None:
         raise RunFailed("no run of the sweep was begun")
     return SweepResult(SweepEnd.folder, SweepEnd.jobs)
+
+
+def _folder(config_dir: Path | str | None) -> list[str]:
+    return [] if config_dir is None else ["--config-dir", str(Path(config_dir).expanduser())]
 
 
 def expect_overrides(words: Iterable[object]) -> None:
@@ -93,7 +116,7 @@ def expect_overrides(words: Iterable[object]) -> None:
 
 
 @contextmanager
-def _called(progress: bool) -> Iterator[list[str]]:
+def _called(progress: bool, ended: Callable[[Path], object] | None = None) -> Iterator[list[str]]:
     """Let the command run in this context without an exit; the list gets a diverged run's line.
 
     Afterwards loggers, environment variables and Python's path are as before. A run changes them
@@ -111,7 +134,7 @@ def _called(progress: bool) -> Iterator[list[str]]:
     users, hydra.hydra = hydra.hydra, None  # the user's own use of Hydra goes on afterwards
     RUN.folder = None
     try:
-        with called_from(Caller(python=True, progress=progress)):
+        with called_from(Caller(python=True, progress=progress, ended=ended)):
             yield line
     except Failed as failed:
         if not failed.diverged:
@@ -138,7 +161,7 @@ def _called(progress: bool) -> Iterator[list[str]]:
 
 def override_of(key: str, value: Any) -> str:
     """Return the override that sets a key to a Python value."""
-    if key in (RESUME, CONTINUE):  # Hydra does not see them, and the command wants no quotes
+    if key in (RESUME, CONTINUE, START):  # Hydra does not see them, and the command wants no quotes
         return f"{key}={value}"
     if callable(value):
         return f"{key}._target_={_name_of(value)}"

@@ -2,6 +2,7 @@
 
 `--config-path RUN/.hydra --config-name config` runs the configuration of a run folder again.
 `resume=RUN` continues a run from its checkpoint, with the same configuration in the same folder.
+`start=RUN` trains the model of a run on, with the same configuration, in a new folder.
 `continue=SWEEP` starts a sweep again with the same overrides in the same folder.
 """
 
@@ -26,8 +27,10 @@ from edgewire.conf.load import compose_config
 from edgewire.conf.schema import Config, ConfigError, declared
 from edgewire.import_names import new_name
 from edgewire.machine.job import PLACE
+from edgewire.report.runs import CONFIG, HYDRA
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.checkpoint_file import expect
+from edgewire.task.model_file import MODEL
 
 # Hydra's settings in conf/config.yaml. The file that Hydra saves does not contain them.
 SETTINGS = (
@@ -40,9 +43,11 @@ SETTINGS = (
 )
 
 
+OF_HYDRA = HYDRA / "hydra.yaml"  # in a run's folder: Hydra's own settings
 CONFIG_DIR = "command-line"  # Hydra's name for the source of configuration that `--config-dir` adds
 LOGGER = "logger"  # the group of which a run may have several choices
 RESUME = "resume"  # the override's key; also the name of Hydra's job in a resumed run
+START = "start"  # the key of a word with the run whose model a new run trains on
 CONTINUE = "continue"  # the override's key; also the name of Hydra's jobs in a continued sweep
 # overrides that `resume=` and `continue=` allow
 BESIDE = ("engine.", "logger=", "logger.", "+logger.", "verbose=", "checkpoint_every=")
@@ -131,13 +136,39 @@ def started_in(argv: list[str]) -> Path:
     The relative paths of its configuration, and its packages, are looked up there. For any other
     command line, and if that folder is gone, it is today's working directory.
     """
-    files = {RESUME: ".hydra/hydra.yaml", CONTINUE: "multirun.yaml"}
+    files: dict[str, Path | str] = {RESUME: OF_HYDRA, START: OF_HYDRA, CONTINUE: "multirun.yaml"}
     for key, _, folder in (word.partition("=") for word in argv):
         with suppress(Exception):  # another word, or a folder that `resuming` refuses
             found = Path(_hydras(Path(folder).expanduser() / files[key])["runtime"]["cwd"])
             if found.is_dir():
                 return found
     return Path.cwd()
+
+
+def own_folders_of(run: Path) -> list[Path]:
+    """Return the folders in which a run's packages are looked up (`look_in`), and today's folder.
+
+    `run`: the run's folder, or its model's file.
+    """
+    file = (run if run.is_dir() else run.parent) / OF_HYDRA
+    given = [Path(word).parent for word in _config_dir(file)[1:]]
+    return [*given, started_in([f"{START}={file.parents[1]}"]), Path.cwd()]
+
+
+def starting(argv: list[str]) -> list[str]:
+    """Return Hydra's command line for the command line `argv`, which contains `start=RUN`.
+
+    The new run has RUN's configuration, and begins with its model. Raises `ConfigError` for a
+    folder without a model or a configuration.
+    """
+    found, others = _apart(START, argv, ("",), "run, such as outputs/DATE/TIME")
+    folder = Path(found).expanduser().absolute()
+    for file in (folder / MODEL, folder / CONFIG):
+        if not file.is_file():
+            raise ConfigError(f"start={found}: there is no {file}: give the folder of a run")
+    model = [f"model.file={quoted(str(folder / MODEL))}", "model.sha256=null", "++model.new=null"]
+    given = [_from_here(word) for word in others]
+    return command_line(["--config-path", str(folder / CONFIG.parent), *model, *given])
 
 
 def resuming(argv: list[str]) -> list[str]:
@@ -149,8 +180,8 @@ def resuming(argv: list[str]) -> list[str]:
     folder = Path(found).expanduser().absolute()
     if not (folder / PLACE).is_file():  # if the file exists, the checkpoint is at a SuperLink
         expect(folder)
-    if not (folder / ".hydra" / "config.yaml").is_file():
-        raise ConfigError(f"resume={found}: its configuration is gone: .hydra/config.yaml")
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"resume={found}: its configuration is gone: {CONFIG}")
     own = [f"hydra.run.dir={quoted(str(folder))}", f"hydra.job.name={RESUME}"]
     saved = ["--config-path", str(folder / ".hydra"), "--config-name", "config"]
     return [
@@ -158,7 +189,7 @@ def resuming(argv: list[str]) -> list[str]:
         *SETTINGS,
         *own,
         *saved,
-        *_config_dir(folder / ".hydra" / "hydra.yaml"),
+        *_config_dir(folder / OF_HYDRA),
     ]
 
 
@@ -212,6 +243,8 @@ def command_line(argv: list[str]) -> list[str]:
         return continuing(argv)
     if any(word.startswith(f"{RESUME}=") for word in argv):
         return resuming(argv)
+    if any(word.startswith(f"{START}=") for word in argv):
+        return starting(argv)
     given, argv = options_first(argv)
     if given.config_path is None or "://" in given.config_path:
         return argv

@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from edgewire.report.format import decimals
 
 CONFIDENCE = 0.95
+Z = 1.959964  # the two-sided 95 % quantile of the normal distribution
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,14 @@ class Estimate:
         """Return a text such as '85.12 ± 0.21'; only the mean if there is no interval."""
         mean = decimals(self.mean, places)
         return mean if self.half is None else f"{mean} ± {decimals(self.half, places)}"
+
+
+def wilson(share: float, count: float) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share that was found in `count` independent samples."""
+    square = Z * Z / count
+    middle = (share + square / 2) / (1 + square)
+    half = sqrt(square * (share * (1 - share) + square / 4)) / (1 + square)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def estimate(values: Iterable[float]) -> Estimate | None:

@@ -264,6 +264,15 @@ class ResultsError(Exception):
     """The requested results are missing or wrong; the message is one line."""
 
 
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turn the exceptions of damaged files into `ResultsError`."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError) as error:
+        raise ResultsError(f"{folder}: its files cannot be used: {error!r}") from error
+
+
 def mistakes_are_lines(main: Callable[Given, int]) -> Callable[Given, int]:
     """Make a command print one line and return 2 after a mistake, or a file error.
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig
-from rich.table import Table
 
-from edgewire.report.format import human_bytes, human_seconds
 from edgewire.report.metric import main_of
-from edgewire.report.reader import ResultsError, folders, read_json, read_yaml, readable
+from edgewire.report.reader import ResultsError, folders, read_json, read_yaml, reading
 from edgewire.report.runs import (
     CONFIG,
     FAILED,
@@ -30,6 +27,7 @@ from edgewire.report.runs import (
     run_of,
     whole_bytes,
 )
+from edgewire.report.summary import screen
 
 if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
     import pandas as pd
@@ -37,21 +35,7 @@ if TYPE_CHECKING:  # they take seconds to import, and are imported where they ar
     from torch import Tensor
 
 NOT_BEGUN = "not_begun"  # in the folder of a job that was not begun
-# overrides of what a preset sets: the run's name states them
-METHOD = (
-    *("strategy", "strategy._target_", "strategy/optimizer", "strategy/staleness"),
-    *("compression", "compression@gradients", "downlink", "local", "adapter"),
-)
 MOST_CELLS = 20_000_000  # of a table of the history; 250,000 rounds with 40 values have half
-
-
-@contextmanager
-def _reading(folder: Path) -> Iterator[None]:
-    """Turn the exceptions of damaged files into `ResultsError`."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError) as error:
-        raise ResultsError(f"{folder}: its files cannot be used: {error!r}") from error
 
 
 class Traffic(NamedTuple):
@@ -113,14 +97,14 @@ class RunResult:
         `${KEY}` is the value of another key, as in the run. Any other `${...}` stays text: in the
         folder of somebody else it could read this machine's environment. Raises `ResultsError`.
         """
-        with _reading(self.folder):
+        with reading(self.folder):
             found = read_yaml(self.folder / CONFIG)
             return DictConfig(_without_resolvers(found))
 
     @property
     def overrides(self) -> dict[str, str]:
         """The run's overrides, by their keys."""
-        with _reading(self.folder):
+        with reading(self.folder):
             return read_overrides(self.folder)
 
     @cached_property
@@ -128,7 +112,7 @@ class RunResult:
         """One row a round: the keys of `history.jsonl`. Missing values are NaN."""
         import pandas as pd
 
-        with _reading(self.folder):
+        with reading(self.folder):
             rows = self.as_run().history()
             if len(rows) * len(set().union(*rows)) > MOST_CELLS:
                 raise ValueError("its rows have too many different keys for a table")
@@ -140,7 +124,7 @@ class RunResult:
         import pandas as pd
 
         file = self.folder / "nodes.json"
-        with _reading(self.folder):
+        with reading(self.folder):
             return pd.DataFrame(read_json(file)["nodes"] if file.exists() else [])
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -158,10 +142,8 @@ class RunResult:
         return plot([self], y, x, log_x=log_x)
 
     def __repr__(self) -> str:
-        with _reading(self.folder):
-            rows = summary_rows(self.values, self.folder)
-        width = max(map(len, rows)) + 2
-        return "\n".join(f"{name:{width}}{text}" for name, text in rows.items())
+        with reading(self.folder):
+            return "\n".join(screen(self.folder))
 
     def as_run(self) -> Run:
         """Return the run as the programs of `report` read it."""
@@ -233,76 +215,3 @@ def plot(
         raise ResultsError(f"x must be one of {', '.join(X)}, not {x!r}")
     groups = group_runs([run.as_run() for run in runs])
     return draw(groups, x, y or main_of(runs[0].values).name, log_x=log_x)
-
-
-# The short table at the end of a run
-
-
-def summary_table(result: dict[str, Any], folder: Path) -> Table:
-    """Return a table of the main metric, the bytes on the network, and the time."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    main = main_of(result).name
-    for name, value in summary_rows(result, folder).items():
-        table.add_row(name, value, style="bold" if name == main else None)
-    return table
-
-
-def summary_rows(result: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Return the rows of a run's summary: a name and a text each."""
-    one, many = ("push", "pushes") if "staleness" in result else ("round", "rounds")
-    unit = one if result["rounds"] == 1 else many
-    each = human_bytes(result["uplink_bytes"] / max(result["client_updates"], 1))
-    here, main = Path.cwd(), main_of(result)
-    now, best = (main.text(result[name]) for name in (main.name, f"best_{main.name}"))
-    rows = {
-        "run": name_of(result, folder),
-        "task": f"{result['model']} on {result['dataset']}, {result['nodes']} devices, "
-        f"{result['rounds']} {unit}, seed {result['seed']}",
-        main.name: f"{now} (best {best})",
-        "sent up": _beside_flower(result, "uplink"),
-        "sent down": _beside_flower(result, "downlink"),
-        "on a link": _on_a_link(result),
-        "updates": f"{result['client_updates']} used, {result['failures']} failed; "
-        f"a payload of {each} each",
-        "took": _took(result),
-        "files": str(folder.relative_to(here) if folder.is_relative_to(here) else folder),
-    }
-    return {name: value for name, value in rows.items() if value}
-
-
-def name_of(result: dict[str, Any], folder: Path) -> str:
-    """Return a run's name: its preset, and the choices that replace the preset's own."""
-    overrides = readable(read_overrides, folder) or {}
-    preset = str(result["algorithm"])
-    if "experiment" in overrides and "algorithm" not in overrides:  # it may set any group
-        preset = f"experiment={overrides['experiment']} ({result['strategy']})"
-    chosen = ", ".join(f"{key}={overrides[key]}" for key in METHOD if key in overrides)
-    return f"{preset} with {chosen}" if chosen else preset
-
-
-def _beside_flower(result: dict[str, Any], way: str) -> str:
-    sent, plain = whole_bytes(result, way)
-    return (
-        f"{human_bytes(sent)}; Flower would have sent {human_bytes(plain)}, "
-        f"{result[f'{way}_ratio']:.2f} times as much"
-    )
-
-
-def _on_a_link(result: dict[str, Any]) -> str:
-    """Return the text that tells how long the run's messages take over a link; "" if unknown."""
-    if result.get("link_seconds") is None:
-        return ""
-    rates = (result[f"link_{way}_mbps"] for way in ("down", "up"))
-    down, up = ("no limit" if rate is None else f"{rate:g} Mbit/s" for rate in rates)
-    return (
-        f"{human_seconds(result['link_seconds'])} at {down} down, {up} up; "
-        f"{human_seconds(result['link_seconds_float32'])} without compression"
-    )
-
-
-def _took(result: dict[str, Any]) -> str:
-    """Return the text that tells the wall time, and the virtual time unless it is shown already."""
-    text = f"{human_seconds(result['seconds'])} here"
-    if result["virtual_seconds"] is None or result.get("link_seconds") is not None:
-        return text
-    return f"{text}; {human_seconds(result['virtual_seconds'])} on the virtual network"

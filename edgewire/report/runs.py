@@ -337,6 +337,12 @@ def number(value: Any) -> float | None:
     return value if abs(value) <= LARGEST else None  # False for NaN
 
 
+def ended_early(result: Row) -> bool:
+    """Return whether a run has ended before its planned rounds, or updates."""
+    done, planned = number(result.get("round")), number(result.get("rounds"))
+    return done is not None and planned is not None and done < planned
+
+
 def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
     """Return overrides such as `a=1` and `+b=2` as a dict: key -> value."""
     pairs = (word.lstrip("+").partition("=") for word in overrides)

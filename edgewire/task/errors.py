@@ -2,7 +2,10 @@
 
 
 class TaskError(ValueError):
-    """A user's error. Its message is one line that says what is wrong and what to do."""
+    """A user's error. Its message is one line that says what is wrong and what to do.
+
+    An error about several things may have them as lines of a text `screen`, for a terminal.
+    """
 
     one_line = True  # a log shows it without a traceback
 

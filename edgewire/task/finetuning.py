@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from edgewire.task.errors import TaskError
-from edgewire.task.model_file import sha256_of
+from edgewire.task.model_file import file_of, sha256_of
 from edgewire.task.tensors import mapped
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -124,12 +124,11 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def load_file(module: nn.Module, file: str, sha256: str | None) -> None:
-    """Load a safetensors file into a model; tensors that the file lacks keep their values.
+def tensors_in(file: str, sha256: str | None = None) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, or of the model in a run's folder, by name.
 
-    A warning names parameters that the file lacks. Raises `TaskError` for a file that cannot be
-    read or has another checksum than `sha256`, for a tensor that the model lacks or has in another
-    shape, for integers where the model has floats, and for a parameter with NaN or infinity.
+    Raises `TaskError` for a file that cannot be read, has another checksum than `sha256`, or holds
+    no tensors.
     """
     from safetensors.torch import load_file as read
 
@@ -139,7 +138,7 @@ def load_file(module: nn.Module, file: str, sha256: str | None) -> None:
             " copy the run's file to this machine"
         )
     try:
-        tensors = read(file)
+        tensors: dict[str, Tensor] = read(file_of(file))
     except Exception as error:  # safetensors raises errors of several types
         reason = str(error).strip().partition("\n")[0]
         raise TaskError(
@@ -147,21 +146,40 @@ def load_file(module: nn.Module, file: str, sha256: str | None) -> None:
             "safetensors.torch.save_file(model.state_dict(), FILE), because a file of torch.save "
             "can run code"
         ) from error
+    if not tensors:
+        raise TaskError(f"model.file={file} holds no tensors")
+    return tensors
+
+
+def load_tensors(
+    module: nn.Module, tensors: dict[str, Tensor], file: str, new: Sequence[str] | None = None
+) -> None:
+    """Load the tensors of a file into a model; others keep their values.
+
+    Tensors of the file whose names match a pattern of `new` are left out, as those of a head for
+    other classes. A warning names parameters that the file lacks. Raises `TaskError` for a tensor
+    that the model lacks or has in another shape, for integers where the model has floats, for a
+    parameter with NaN or infinity, and for a pattern that matches no tensor of file and model.
+    """
     held = module.state_dict()
+    for pattern in new or ():
+        if not any(fnmatchcase(name, pattern) for name in (*tensors, *held)):
+            raise TaskError(
+                f"model.new={pattern} matches no tensor; there are " + ", ".join([*held][-SHOWN:])
+            )
+    tensors = {name: each for name, each in tensors.items() if not _matches(name, new or ())}
     for name, tensor in tensors.items():
         if name not in held or held[name].shape != tensor.shape:
             there = f"has the shape {tuple(held[name].shape)}" if name in held else "is missing"
             raise TaskError(
                 f"model.file={file} has {name[:80]} {tuple(tensor.shape)}, which {there} in the "
-                "model: give the file of this model"
+                "model: give the file of this model, or leave tensors out by model.new=[head.*]"
             )
         if held[name].is_floating_point() != tensor.is_floating_point():
             raise TaskError(
                 f"model.file={file} has {name[:80]} as {tensor.dtype}, and the model has "
                 f"{held[name].dtype}: give weights of the model's type"
             )
-    if not tensors:
-        raise TaskError(f"model.file={file} holds no tensors")
     every = list(module.named_parameters(remove_duplicate=False))  # a shared one has several names
     for name, _ in every:
         if name in tensors and not tensors[name].isfinite().all():
@@ -170,7 +188,8 @@ def load_file(module: nn.Module, file: str, sha256: str | None) -> None:
                 "has not diverged"
             )
     loaded = {id(parameter) for name, parameter in every if name in tensors}
-    if missing := [name for name, each in module.named_parameters() if id(each) not in loaded]:
+    left = [name for name, each in module.named_parameters() if id(each) not in loaded]
+    if missing := [name for name in left if not _matches(name, new or ())]:
         _warn_once(
             f"model.file={file} lacks {len(missing)} parameters, which keep their random values: "
             + ", ".join(missing[:SHOWN])

@@ -1,4 +1,4 @@
-"""The checksum of a file with a model's weights; this module does not import torch."""
+"""The file with a model's weights, and its checksum; this module does not import torch."""
 
 import hashlib
 from functools import lru_cache
@@ -6,14 +6,23 @@ from pathlib import Path
 
 from edgewire.task.errors import TaskError
 
+MODEL = "model.safetensors"  # in a run's folder
+
+
+def file_of(path: str) -> str:
+    """Return the path of a model's file; `path`: this file, or the folder of a run."""
+    found = Path(path).expanduser()
+    return str(found / MODEL if found.is_dir() else found)
+
 
 def sha256_of(file: str) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits; raises `TaskError` if it is unreadable.
+    """Return the SHA-256 of a file, or of a run's model, as hexadecimal digits.
 
-    The digest of an unchanged file (same size and time of change) is computed once a process.
+    Raises `TaskError` if it is unreadable. The digest of an unchanged file (same size and time of
+    change) is computed once a process.
     """
     try:
-        path = Path(file).resolve()
+        path = Path(file_of(file)).resolve()
         if not path.is_file():
             raise TaskError(f"model.file={file}: there is no such file here")
         status = path.stat()

@@ -153,8 +153,13 @@ class Partition:
                 raise TaskError(f"the partition cannot be made: {_reason(error)}{hint}") from error
         if len(rows) == 0:
             hint = f"a {LARGER_ALPHA}, or fewer nodes" if self._is_dirichlet else "fewer nodes"
-            raise TaskError(f"the partition leaves node {node} without a sample: give {hint}")
+            raise TaskError(f"the partition leaves node {node + 1} without a sample: give {hint}")
         return rows
+
+    @property
+    def by_group(self) -> bool:
+        """Whether each node has whole groups."""
+        return bool(_column_of(self._partitioner) == "group")
 
     @property
     def _is_dirichlet(self) -> bool:
@@ -183,11 +188,18 @@ class Partition:
         return theirs.load_partition  # type: ignore[no-any-return]  # flwr_datasets has no types
 
 
+def _column_of(partitioner: Any) -> Any:
+    """Return which column of the samples a partitioner uses: "label" or "group"; None: no column.
+
+    A partitioner of a user may name another one.
+    """
+    by_group = isinstance(partitioner, Natural)
+    return "group" if by_group else getattr(partitioner, "_partition_by", None)
+
+
 def _expect_column(partitioner: Any, columns: Mapping[str, Any]) -> None:
     """Raise `TaskError` if a partitioner uses classes or groups, and the samples have none."""
-    by = (
-        "group" if isinstance(partitioner, Natural) else getattr(partitioner, "_partition_by", None)
-    )
+    by = _column_of(partitioner)
     name = type(partitioner).__name__
     if by == "group" and by not in columns:
         raise TaskError(

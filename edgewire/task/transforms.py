@@ -1,11 +1,17 @@
 """Transforms of samples into a model's input, on the device that trains."""
 
+import inspect
+import json
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
+from importlib import import_module
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import conv1d, pad
 
 from edgewire.task.errors import TaskError
 from edgewire.task.tensors import Tensors, mapped, only
@@ -194,3 +200,129 @@ def _mel_filters(rate: int, bins: int, mels: int, device: torch.device) -> Tenso
     low, peak, high = (corners[i : i + mels, None] for i in range(3))
     rising, falling = (frequencies - low) / (peak - low), (high - frequencies) / (high - peak)
     return torch.minimum(rising, falling).clamp_min(0).float().to(device)
+
+
+def saved(transform: Callable[[Tensors], Tensors]) -> dict[str, Any] | None:
+    """Return what `restored` makes a transform of: JSON values, with its name as `_target_`.
+
+    The transform is a function of a module, a dataclass, or an object with a method `arguments`,
+    which returns the arguments of its class. None for any other transform.
+    """
+    plain = inspect.isfunction(transform)
+    named = transform if plain else type(transform)
+    name = f"{named.__module__}.{named.__qualname__}"
+    arguments: Any = {}
+    try:
+        if is_dataclass(transform):
+            arguments = {each.name: getattr(transform, each.name) for each in fields(transform)}
+        elif not plain:
+            arguments = cast(Any, transform).arguments()
+        found = json.loads(json.dumps(arguments, allow_nan=False))
+    except (AttributeError, TypeError, ValueError):  # no arguments, or values that JSON lacks
+        return None
+    return {"_target_": name, **found} if "<" not in name else None
+
+
+def restored(values: Mapping[str, Any]) -> Callable[[Tensors], Tensors]:
+    """Return the transform of which `saved` made the values.
+
+    It imports what `_target_` names: the caller must trust that name. Raises `TaskError` if it
+    cannot be imported, or refuses its arguments.
+    """
+    module, _, name = str(values.get("_target_")).rpartition(".")
+    try:
+        found: Any = getattr(import_module(module), name)
+        if not inspect.isclass(found):
+            return cast(Callable[[Tensors], Tensors], found)
+        arguments = {key: each for key, each in values.items() if key != "_target_"}
+        if is_dataclass(found):  # JSON has no tuples
+            tuples = [each.name for each in fields(found) if str(each.type).startswith("tuple")]
+            arguments |= {key: tuple(arguments[key]) for key in tuples if key in arguments}
+        return cast(Callable[[Tensors], Tensors], found(**arguments))
+    except Exception as error:  # importing and making objects can raise anything
+        raise TaskError(f"the transform {module}.{name} cannot be made: {error}") from error
+
+
+def as_module(transform: Callable[[Tensors], Tensors]) -> nn.Module:
+    """Return a module that computes what the transform does, for formats that store operations.
+
+    Those of this module become plain arithmetic without writes into tensors, for any number of
+    samples. A module is returned itself, and any other function as a module that calls it.
+    """
+    if isinstance(transform, ImageTransform):
+        return _ImageModule(transform)
+    if isinstance(transform, Standardize) and transform.mean:
+        return _Scaled(transform.mean, transform.std)
+    if isinstance(transform, LogMel):
+        return _SpectrogramModule(transform)
+    return transform if isinstance(transform, nn.Module) else _Called(transform)
+
+
+class _Called(nn.Module):
+    """Calls a function."""
+
+    def __init__(self, function: Callable[[Tensors], Tensors]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, inputs: Any) -> Tensors:
+        return self.function(inputs)
+
+
+class _Scaled(nn.Module):
+    """Computes (x / unit - mean) / std of float32 (N, C, ...) by channels."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], unit: float = 1) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean) * unit)
+        self.register_buffer("std", torch.tensor(std) * unit)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        shape = (-1, *[1] * (inputs.dim() - 2))
+        return (inputs.float() - self.mean.view(shape)) / self.std.view(shape)
+
+
+class _ImageModule(nn.Module):
+    """`ImageTransform` by plain arithmetic."""
+
+    def __init__(self, transform: ImageTransform) -> None:
+        super().__init__()
+        self.scaled = _Scaled(transform.mean, transform.std, 255) if transform.mean else None
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.scaled is not None:
+            return cast(Tensor, self.scaled(images))
+        values = images.float() / 255
+        values = values - values.mean(dim=(1, 2, 3), keepdim=True)
+        deviations = values.square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
+        return values / deviations.clamp_min(1 / math.sqrt(math.prod(images.shape[1:])))
+
+
+class _SpectrogramModule(nn.Module):
+    """`LogMel` by a convolution with the cosines and sines of its Fourier transform."""
+
+    waves: Tensor
+    filters: Tensor
+
+    def __init__(self, transform: LogMel) -> None:
+        super().__init__()
+        self.transform, self.bins = transform, transform._bins
+        hann = torch.hann_window(transform.window, dtype=torch.float64)
+        before = (self.bins - transform.window) // 2  # `torch.stft` centres a shorter window
+        hann = pad(hann, (before, self.bins - transform.window - before))
+        angles = torch.arange(self.bins // 2 + 1)[:, None] * torch.arange(self.bins)[None]
+        angles = angles % self.bins * (2 * math.pi / self.bins)
+        waves = torch.cat([angles.cos(), angles.sin()]) * hann
+        self.register_buffer("waves", waves.float()[:, None])
+        self.register_buffer("filters", transform._filters(torch.device("cpu")))
+
+    def forward(self, waves: Tensor) -> Tensor:
+        scaled = waves / 32768 if waves.dtype == torch.int16 else waves
+        framed = pad(scaled[:, None], (self.bins // 2, self.bins // 2))
+        parts = conv1d(framed, self.waves, stride=self.transform.hop).square()
+        half = self.bins // 2 + 1
+        energies = torch.matmul(self.filters, parts[:, :half] + parts[:, half:])
+        return ((energies + 1e-6).log() - self.transform.mean) / self.transform.std

@@ -5,15 +5,16 @@
 A gain is the mean difference over pairs of runs with the same seed, and positive where a method is
 better: in percentage points for a share, in percent of the other method's mean over these seeds for
 a perplexity or an error. `fedavg`: gains over FedAvg; `best`: over the better of FedAvg and DiLoCo
-on each task. Ratios are FedAvg's bytes over the method's, all bytes counted; `up` and `down` are
-geometric means over the tasks.
+on each task. `half`: half of the 95 % interval of a mean gain, by Student's t over the tasks.
+Ratios are FedAvg's bytes over the method's, all bytes counted; `up` and `down` are geometric means
+over the tasks.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from statistics import fmean, geometric_mean
 
-from edgewire.report.estimate import paired
+from edgewire.report.estimate import estimate, paired
 from edgewire.report.runs import Run, by_seed
 from edgewire.report.table import sent
 from papers.make.definitions import TableDefinition, read_definition
@@ -41,7 +42,10 @@ def ratio(ours: Sequence[Run], theirs: Sequence[Run], way: str) -> float:
 
 
 def summary(tasks: Sequence[Mapping[str, Sequence[Run]]], method: str) -> dict[str, float]:
-    """Return a method's worst and mean gains and its ratios. `tasks`: runs by method."""
+    """Return a method's worst and mean gains, with intervals, and its ratios.
+
+    `tasks`: runs by method.
+    """
     result = {}
     for against in ("fedavg", "best"):
         gains: dict[bool, list[float]] = {True: [], False: []}
@@ -51,7 +55,10 @@ def summary(tasks: Sequence[Mapping[str, Sequence[Run]]], method: str) -> dict[s
             gains[share].append(value)
         for share, name in ((True, "points"), (False, "percent")):
             result[f"{against}, worst {name}"] = min(gains[share])
-            result[f"{against}, mean {name}"] = fmean(gains[share])
+            mean = estimate(gains[share])
+            assert mean is not None, "no task"
+            result[f"{against}, mean {name}"] = mean.mean
+            result[f"{against}, half {name}"] = mean.half or 0.0
     for way in ("uplink", "downlink"):
         ratios = [ratio(runs[method], runs["fedavg"], way) for runs in tasks]
         name = way.removesuffix("link")

@@ -130,6 +130,26 @@ class TableDefinition:
 
 
 @dataclass
+class FirstPicture:
+    """README's picture of a benchmark's table: the gain of methods against bytes.
+
+    `rows`: id of a row -> its name in the picture; `ours`: ids of rows that are emphasised; `left`
+    and `below`: ids of rows whose names stand there, and not on the right. The others are the keys
+    of a row's values: how many times fewer bytes it sends, its mean gain over the tasks in
+    percentage points, half the width of the mean's interval, and its worst gain.
+    """
+
+    rows: dict[str, str] = MISSING
+    fewer: str = MISSING
+    mean: str = MISSING
+    half: str = MISSING
+    worst: str = MISSING
+    ours: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    below: list[str] = field(default_factory=list)
+
+
+@dataclass
 class BenchmarkRow:
     """A row of a benchmark's table: its id, its label, and its key in the benchmark's JSON."""
 
@@ -143,7 +163,7 @@ class BenchmarkTable:
     """A table with values that a benchmark measured.
 
     `path`: the path of a value in the JSON, with `column` and `row` in place of their keys.
-    `columns`: head -> key.
+    `columns`: head -> key. `first`: README's picture; only one table has it.
     """
 
     benchmark: str = MISSING
@@ -153,6 +173,7 @@ class BenchmarkTable:
     id: str = ""
     title: str = ""
     note: str = ""
+    first: FirstPicture | None = None
 
 
 @dataclass
@@ -227,6 +248,9 @@ def _table(root: Path, content: Any) -> TableDefinition | BenchmarkTable:
     if isinstance(content, dict) and "benchmark" in content:
         benchmark = _checked(BenchmarkTable, content)
         _expect_ids(benchmark)
+        drawn = benchmark.first.rows if benchmark.first else {}
+        if unknown := sorted(drawn.keys() - {row.id for row in benchmark.rows}):
+            raise ResultsError(f"first: no row has the id {unknown[0]}")
         measured_file(root, benchmark.benchmark)  # raises for an invalid name
         return benchmark
     table = _checked(TableDefinition, content)

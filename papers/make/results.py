@@ -1,8 +1,8 @@
 """Writes the pages of results: papers/results/NAME.md for every definition papers/pages/NAME.yaml.
 
 `python -m papers.make.results` writes the pages and their pictures from the stored runs
-(papers/runs), and the list of pages in docs/results.md. `--check` changes nothing: it prints
-which files are out of date.
+(papers/runs), the list of pages in docs/results.md, and README's picture docs/first.png. `--check`
+changes nothing: it prints which files are out of date.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from papers.make.definitions import (
     TableDefinition,
     read_definitions,
 )
+from papers.make.first_picture import first_picture
 from papers.make.measured import measured_file, read_measured
 from papers.make.page import HEAD, filled, markdown, picture_name
 from papers.make.picture import Picture
 from papers.make.run_archive import ROOT, archive_file, read_archive
 from papers.make.scatter_plot import scatter
-from papers.make.tables import Filled, FilledTable, fill
+from papers.make.tables import Filled, FilledBenchmarkTable, FilledTable, fill
 from papers.make.traces import traces
 
 FOLDER = Path("papers/results")
 INDEX = Path("docs/results.md")
+FIRST = Path("docs/first.png")
 BEGIN, END = "<!-- pages: written by `python -m papers.make.results` -->", "<!-- end of pages -->"
 COMMAND = "python -m papers.make.results"
 
@@ -85,6 +87,11 @@ def outputs(root: Path) -> list[Output]:
         _expect_ours(file, page)
         found.append(Output(file, text if has_run else None))
         found += _pictures(file.parent, page, tables)
+        found += [
+            Output(root / FIRST, first_picture(table))
+            for table in tables
+            if isinstance(table, FilledBenchmarkTable) and table.definition.first
+        ]
         items += wrap(_item(page, tables) if has_run else f"{page.title}: not run yet", "* ", "  ")
     pages_there = set((root / FOLDER).glob("*.md"))
     if foreign := sorted(pages_there - {output.file for output in found}):

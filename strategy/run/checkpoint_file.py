@@ -112,7 +112,10 @@ def expect(folder: Path) -> None:
     with suppress(OSError, ValueError, KeyError, TypeError):
         ended = json.loads((folder / "result.json").read_text())["ended"]
     if ended == "finished":
-        raise ConfigError(f"resume={folder}: this run is finished, nothing is left to do")
+        raise ConfigError(
+            f"resume={folder}: this run is finished; start={folder} rounds=10 trains its model on, "
+            "in a new folder"
+        )
     raise ConfigError(
         f"resume={folder}: there is no checkpoint: the run stopped before its first one, or "
         "checkpoint_every= switched checkpoints off"

@@ -9,6 +9,7 @@ from logging import getLogger
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from edgewire.compression.flower.node_names import called
 from edgewire.compression.flower.timed_grid import GridWrapper
 from edgewire.protocol.lineage import Checkpoint, RunLineage, stores_states, with_lineage
 
@@ -88,9 +89,11 @@ class MembershipGrid(GridWrapper):
         part, surplus = set(ranked[:most]), set(ranked[most:])
         if self.virtual_seconds is None:
             for node in sorted(self._part.difference(found)):
-                log.warning("node %d has left: the run continues with %d", node, len(part))
+                log.warning("%s has left: the run continues with %d", called(node), len(part))
             for node in sorted(surplus - self._surplus):
-                log.warning("node %d takes no part unless one goes: there are nodes=%d", node, most)
+                log.warning(
+                    "%s takes no part unless one goes: there are nodes=%d", called(node), most
+                )
             self._warn_of_waiting(len(part))
         self._part, self._surplus = part, surplus
         return [node for node in found if node in part]

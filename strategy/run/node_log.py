@@ -18,9 +18,11 @@ from flwr.serverapp import Grid
 
 from edgewire.compression.flower.headers import EXAMPLES, HEADER, LOSS, trains
 from edgewire.compression.flower.message_size import measured_reply, size_of
+from edgewire.compression.flower.node_names import NAMES, NUMBERS
 from edgewire.compression.flower.records import content_of, metadata_of, records, values_of
 from edgewire.compression.flower.server.failure_policy import FailedNode
 from edgewire.compression.flower.timed_grid import GridWrapper
+from edgewire.compression.flower.traffic import in_one_line
 from edgewire.strategy.run.whole_files import replace_file
 
 Labels = Callable[[int], list[int] | None]
@@ -30,6 +32,7 @@ OFTEN = 2.0  # least real seconds from one writing of the file to the next
 SHARE = 0.02  # the most of the run's real time that writing the file may take
 LISTED = 2000  # nodes in the file, at most
 HIDDEN = ("measured", "answered")  # of `NodeActivity`: not in the file under these names
+LONGEST = 40  # characters of a node's name
 OPEN = 10_000  # messages without a reply that are remembered, at most
 
 
@@ -96,6 +99,9 @@ class NodeLog(GridWrapper):
         self._folder = Path(folder) if folder else None
         self._metric, self._measured = metric, measured
         self.state = NodeLogState()
+        NUMBERS.clear()  # of an earlier run in this process
+        NAMES.clear()
+        self._places: Sequence[str] = ()  # the names that the places give
         self._restored: Callable[[RecordDict], RecordDict] | None = None
         self._virtual = self._grid.virtual_seconds is not None
         self._began = 0.0 if self._virtual else self._grid.now
@@ -106,6 +112,7 @@ class NodeLog(GridWrapper):
     def load(self, state: NodeLogState) -> None:
         """Resume with the state of a checkpoint."""
         self.state = state
+        NUMBERS.update((node, place + 1) for node, place in state.places.items())
         if not self._virtual:
             self._began = self._grid.now - state.seconds
 
@@ -120,13 +127,31 @@ class NodeLog(GridWrapper):
         super().read_records_with(restored)
 
     def get_node_ids(self) -> Sequence[int]:
-        """See `TimedGrid`; remembers the places of the nodes in the list."""
+        """See `TimedGrid`; remembers the places of the nodes, and learns their names."""
         found = super().get_node_ids()
-        if self._folder is not None and len(found) <= LISTED:
+        if self._folder is None:
+            return found
+        if len(found) <= LISTED:
             self.state.online = set(found)
-            for node in found:
+        if not self._virtual and (new := [node for node in found if node not in NUMBERS]):
+            for node in new:
                 self.state.places.setdefault(node, len(self.state.places))
+                NUMBERS[node] = self.state.places[node] + 1
+            known = self.get_nodes() if hasattr(Grid, "get_nodes") else ()
+            _name({each.node_id: getattr(each, "name", "") for each in known})
+            named = zip(new, (self.state.places[node] for node in new), strict=True)
+            _name({node: self._places[at] for node, at in named if at < len(self._places)})
         return found
+
+    def name_places(self, names: Sequence[str]) -> None:
+        """Learn the names of the nodes that have no name of their own, by their places."""
+        self._places = names
+        if self._virtual:
+            _name({place + 1: name for place, name in enumerate(names)})
+
+    def _place(self, node: int) -> int | None:
+        """Return a node's place in the list of nodes; on the local engine it is the node's part."""
+        return node - 1 if self._virtual else self.state.places.get(node)
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
         """See `TimedGrid`."""
@@ -285,10 +310,12 @@ class NodeLog(GridWrapper):
         order = sorted(nodes, key=lambda node: (self.state.places.get(node, math.inf), node))
         for node in order[:LISTED]:
             values = asdict(nodes[node])
-            place = self.state.places.get(node)
+            place = self._place(node)
             rows.append(
                 {
                     "node": node,
+                    "number": None if place is None else place + 1,
+                    "name": NAMES.get(node),
                     "partition": place,
                     "online": node in self.state.online if self.state.online else None,
                     "waiting": node in waiting,
@@ -305,6 +332,13 @@ class NodeLog(GridWrapper):
             "others": max(len(nodes) - LISTED, 0),
             "nodes": rows,
         }
+
+
+def _name(names: Mapping[int, str]) -> None:
+    """Learn the names of nodes by their ids; "": the node has none. A known name stays."""
+    for node, name in names.items():
+        if name and node not in NAMES:
+            NAMES[node] = in_one_line(name[:LONGEST])
 
 
 def _number(value: Any, before: float | None) -> float | None:

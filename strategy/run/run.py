@@ -23,6 +23,7 @@ from edgewire.conf.build import (
     server_data_of,
     vectors_of,
 )
+from edgewire.conf.saved_model import info_of
 from edgewire.conf.schema import Config
 from edgewire.strategy.factory import asks_nodes, expect_named, made
 from edgewire.strategy.lr_schedule import Schedule
@@ -55,6 +56,7 @@ class Run:
         self.model = FlatModel(model_of(config, self.data), config.device)
         self.strategy = made(config, self.data)
         self.objective = objective_of(config)
+        records.info = info_of(config, self.data)
         self.schedule = Schedule(config.schedule, config.lr, self.objective)
         self.train_config = ConfigRecord({"lr": self.schedule.lr})
         test = self.data.test
@@ -68,6 +70,7 @@ class Run:
         self.sums: dict[str, Any] | None = None  # of the last evaluation here
         self.stepped = 0  # rounds that the learning rate's schedule has counted
         self.labels = labels_of(config, self.data, self.strategy)
+        self.nodes.name_places(names_of(config, self.data))
         self.newest: ArrayRecord | None = None  # the last round's model, if it was not evaluated
         self.initial: ArrayRecord | None = None  # the model before training
         self.natives: Arrays = {}  # the module's tensors that are sent in their own dtype
@@ -225,6 +228,11 @@ class Run:
                 "nodes": self.config.nodes,
                 "dataset": self.config.dataset.name,
                 "model": self.config.model.name,
+                "data": {
+                    **{p: len(s) for p in ("train", "test") if len(s := getattr(self.data, p))},
+                    "kind": self.data.kind,
+                    "classes": self.data.classes,
+                },
                 "objective": type(self.objective).__name__,
                 "metrics": {each.name: each._asdict() for each in self.objective.metrics},
                 **self._facts(),
@@ -237,6 +245,25 @@ class Run:
             self.weights(),
             self.model.state,
         )
+
+
+def names_of(config: Config, data: Data) -> list[str]:
+    """Return the names of the nodes by their places, from the groups whose samples they have.
+
+    There are none where the groups have no names, or where the partition is not by groups.
+    """
+    groups = data.train.groups
+    if groups is None or not data.group_names:
+        return []
+    try:
+        partition = partition_of(config, data)
+        if not partition.by_group:
+            return []
+        found = [torch.unique(groups[partition.indices(place)]) for place in range(config.nodes)]
+    except TaskError:  # the nodes have data of their own, with other groups
+        return []
+    more = (f" + {len(each) - 1}" if len(each) > 1 else "" for each in found)
+    return [data.group_names[each[0]] + rest for each, rest in zip(found, more, strict=True)]
 
 
 def labels_of(config: Config, data: Data, scheme: object) -> Callable[[int], list[int] | None]:

@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from io import FileIO
 from logging import getLogger
@@ -23,12 +23,14 @@ from edgewire.conf.schema import ConfigError
 from edgewire.strategy.run.checkpoint_file import FILE
 from edgewire.strategy.run.serialization import Tagged
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
+from edgewire.task.model_file import MODEL
+from edgewire.task.model_info import ModelInfo
 from edgewire.task.objectives import Objective
 
 Row = dict[str, Any]
 OFTEN = 60.0  # seconds from one writing of the newest model to the next
 log = getLogger("edgewire")
-HISTORY, MODEL, RESULT = "history.jsonl", "model.safetensors", "result.json"
+HISTORY, RESULT = "history.jsonl", "result.json"
 PLAIN = {bool, int, str, type(None)}  # values that JSON always has
 BLOWN_UP = 1000  # above this many times the loss before training, a model has diverged
 
@@ -59,8 +61,10 @@ class RunLog:
     `anew`: True to begin an empty `history.jsonl`; otherwise call `load` afterwards. Each row of
     this file holds the counters so far. `result.json` holds the last row, and values that are known
     only at the end. NaN and infinity are written as null. `objective`: its main metric says which
-    evaluation is the best.
+    evaluation is the best. `info`: what `model.safetensors` says of its model; None: nothing.
     """
+
+    info: ModelInfo | None = None
 
     def __init__(self, folder: str, objective: Objective, *, anew: bool = True) -> None:
         self.folder = Path(folder) if folder else None
@@ -159,7 +163,8 @@ class RunLog:
         assert self.folder is not None
         whole = torch.contiguous_format
         tensors = {n: t.detach().cpu().clone(memory_format=whole) for n, t in weights.items()}
-        replace_file(self.folder / MODEL, save(tensors), durable=durable)
+        metadata = replace(self.info, versions=_versions()).metadata() if self.info else None
+        replace_file(self.folder / MODEL, save(tensors, metadata), durable=durable)
         self._kept_round = self.last.get("round")
 
     def _write_result(self, result: Row) -> None:

@@ -1,4 +1,4 @@
-"""The texts that a user reads: progress, summary and units."""
+"""The texts that a user reads: progress and units."""
 
 import io
 import json
@@ -11,8 +11,6 @@ from edgewire.report import progress
 from edgewire.report.format import human_bytes, human_seconds, percent
 from edgewire.report.metric import ACCURACY, MainMetric
 from edgewire.report.progress import RunProgress, progress_line, run_progress
-from edgewire.report.run_result import summary_table
-from edgewire.report.runs import read_result
 
 
 @pytest.mark.parametrize(
@@ -97,84 +95,3 @@ def test_a_history_of_an_earlier_run_may_lack_the_metric(tmp_path):
     (tmp_path / "history.jsonl").write_text(json.dumps(ROW) + "\n")
     run = RunProgress(tmp_path, MainMetric("rmse"))
     assert progress_line(run, 1, 10) == "round 3 of 10, rmse -, up 61.7 kB, down 2 MB, 1 s so far"
-
-
-RESULT = {
-    **ROW,
-    "algorithm": "fedavg_f2i",
-    "strategy": "FedAvg",
-    "model": "lenet5",
-    "dataset": "mnist",
-    "nodes": 12,
-    "seed": 1,
-    "best_accuracy": 0.6,
-    "uplink_bytes_float32": 468_965,
-    "downlink_bytes_float32": 6_200_000,
-    "uplink_ratio": 7.6,
-    "downlink_ratio": 3.1,
-    "client_updates": 30,
-    "failures": 2,
-    "seconds": 12.0,
-    "virtual_seconds": 90.0,
-}
-
-
-@pytest.fixture
-def summary(tmp_path):
-    """Return a function: it returns a run's summary as printed, for overrides."""
-
-    def printed(*overrides, **result):
-        (tmp_path / ".hydra").mkdir()
-        (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides))
-        (tmp_path / "result.json").write_text(json.dumps(RESULT | result))
-        screen = io.StringIO()
-        Console(file=screen, width=120).print(summary_table(read_result(tmp_path), tmp_path))
-        return screen.getvalue()
-
-    return printed
-
-
-def test_the_summary_names_the_main_results(summary):
-    text = summary()
-    for part in (
-        "fedavg_f2i", "lenet5 on mnist, 12 devices, 10 rounds, seed 1", "50.00 %", "60.00 %",
-        "61.7 kB; Flower would have sent 469 kB, 7.60 times as much",
-        "2 MB; Flower would have sent 6.2 MB, 3.10 times as much",
-        "30 used, 2 failed", "12 s here; 1 min 30 s on the virtual network",
-    ):  # fmt: skip
-        assert part in text
-    assert "on a link" not in text  # the time over a link is unknown
-
-
-def test_the_summary_counts_all_bytes(summary):
-    """The sum includes payloads, headers, and other data that Flower would also send."""
-    text = summary(uplink_other_bytes=1_000_000, uplink_header_bytes=38_294)
-    assert "sent up 1.1 MB; Flower would have sent 1.47 MB" in " ".join(text.split())
-
-
-LINE = {"link_down_mbps": 10.0, "link_seconds": 100.0, "link_seconds_float32": 250.0}
-
-
-def test_the_summary_shows_the_time_over_a_link(summary):
-    text = summary(**LINE, link_up_mbps=2.0)
-    assert "1 min 40 s at 10 Mbit/s down, 2 Mbit/s up; 4 min 10 s without compression" in text
-    assert "virtual" not in text
-
-
-def test_the_link_is_the_runs_network_if_that_has_limits(summary):
-    text = summary(**LINE, link_up_mbps=None, virtual_seconds=100.0)
-    assert "1 min 40 s at 10 Mbit/s down, no limit up; 4 min 10 s without compression" in text
-
-
-@pytest.mark.parametrize(
-    ("overrides", "name"),
-    [
-        (["algorithm=fedavg_f2i", "lr=0.1"], "fedavg_f2i"),
-        (["+strategy=mine", "downlink=topk"], "fedavg_f2i with strategy=mine, downlink=topk"),
-        (["experiment=front"], "experiment=front (FedAvg)"),
-        (["algorithm=fedavg_f2i", "experiment=front"], "fedavg_f2i"),
-    ],
-)
-def test_a_run_is_named_by_its_overrides(summary, overrides, name):
-    first = summary(*overrides).splitlines()[0]
-    assert first.split("run", 1)[1].strip() == name

@@ -67,7 +67,7 @@ def test_a_node_that_keeps_sending_invalid_labels_is_replaced(tmp_path, caplog, 
     result, _, _ = run(tmp_path, *words, "nodes=5", "strategy.segments=4", app=app)
     assert result["ended"] == "finished"
     assert result["failures"] == 3
-    assert "segment 0: node 5 takes over from 1" in caplog.text
+    assert "segment 0: node 5 takes over from node 1" in caplog.text
 
 
 NAMES = ["copy", "gradients-0", "gradients", "output", "x" * 10_000]

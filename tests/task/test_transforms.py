@@ -1,5 +1,8 @@
 """Transforms of samples into a model's input."""
 
+import functools
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewire.task.errors import TaskError
-from edgewire.task.transforms import LogMel
+from edgewire.task.transforms import (
+    ImageTransform,
+    LogMel,
+    Standardize,
+    as_module,
+    restored,
+    saved,
+    unchanged,
+)
 
 
 def waves(samples, length, seed=0):
@@ -72,3 +83,76 @@ def test_what_is_no_waveform_is_refused(inputs):
 def test_log_mel_refuses_options_that_give_no_spectrogram(options):
     with pytest.raises(TaskError, match="give"):
         LogMel(**options)
+
+
+def pixels(samples, channels=3):
+    random = np.random.default_rng(1)
+    return torch.from_numpy(random.integers(0, 256, (samples, channels, 5, 4), dtype=np.uint8))
+
+
+EACH = [
+    (ImageTransform((0.1, 0.2, 0.3), (0.5, 0.6, 0.7)), pixels),
+    (ImageTransform(), pixels),
+    (ImageTransform(), lambda samples: torch.full((samples, 1, 2, 2), 7, dtype=torch.uint8)),
+    (Standardize((1.0, -2.0, 0.0), (3.0, 4.0, 1e-3)), lambda samples: torch.ones(samples, 3)),
+    (Standardize((0.5, 0.5, 0.5), (1.0, 2.0, 3.0)), lambda samples: pixels(samples).double()),
+    (Standardize(), pixels),
+    (Standardize(), lambda samples: torch.ones(samples, 3).double()),
+    (LogMel(), lambda samples: waves(samples, 900)),
+    (LogMel(8000, 200, 80, 20, -3.0, 2.0), lambda samples: waves(samples, 801) / 32768),
+    (unchanged, lambda samples: torch.ones(samples, 3)),
+]
+
+
+@pytest.mark.parametrize(("transform", "batch"), EACH)
+@pytest.mark.parametrize("samples", [0, 1, 300])
+def test_a_transform_is_its_saved_values_and_its_module(transform, batch, samples):
+    inputs = batch(samples)
+    expected = transform(inputs)
+    assert restored(saved(transform)) == transform
+    found = as_module(transform)(inputs)
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@dataclass
+class Halved:
+    by: list[int]
+
+    def __call__(self, inputs):
+        return inputs / self.by[0]
+
+
+class Grown(torch.nn.Module):
+    def __init__(self, by=1):
+        super().__init__()
+        self.by = by
+
+    def arguments(self):
+        return {"by": self.by}
+
+
+def test_own_transforms_are_saved_if_a_name_and_json_tell_all():
+    """A lambda, an object with hidden state and values without JSON give None."""
+    for name in ("Halved", "Grown"):  # pytest's module has no name that can be imported
+        globals()[name].__module__ = "tests.task.test_transforms"
+    assert saved(Grown(3)) == {"_target_": "tests.task.test_transforms.Grown", "by": 3}
+    assert saved(Halved([2]))["by"] == [2]
+    assert restored(saved(Halved([2]))).by == [2]
+    module = Grown(2)
+    assert as_module(module) is module
+    hidden = (
+        lambda x: x,
+        functools.partial(unchanged),
+        torch.nn.Linear(1, 1),
+        Halved([float("nan")]),
+    )
+    assert [saved(each) for each in (*hidden, Halved([object()]), pixels(1).sum)] == [None] * 6
+
+
+@pytest.mark.parametrize("name", ["nowhere.f", "", "edgewire.task.transforms.Nothing", "os"])
+def test_a_transform_that_cannot_be_made_is_refused(name):
+    with pytest.raises(TaskError, match="cannot be made"):
+        restored({"_target_": name})
+    with pytest.raises(TaskError, match="cannot be made"):
+        restored({"_target_": "edgewire.task.transforms.ImageTransform", "mean": [1.0]})

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ...base import DIVERGED, PayloadError
 from ..headers import HEALS
+from ..node_names import called
 from ..traffic import Traffic, in_one_line
 
 log = getLogger("edgewire")
@@ -108,7 +109,7 @@ class FailurePolicy:
         line = in_one_line(reason)
         if self._state.reasons.get(node) != line:  # a node may fail for the same reason each time
             self._state.reasons[node] = line
-            log.warning("%snode %d left out: %s", when, node, line)
+            log.warning("%s%s left out: %s", when, called(node), line)
 
     def begin_round(self, asked: int) -> None:
         """Begin a round in which `asked` nodes get a message for training."""

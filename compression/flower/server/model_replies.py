@@ -15,6 +15,7 @@ from ...layout import Layout
 from ..headers import HEADER, KEYS, UplinkHeader
 from ..message_size import measured
 from ..native_tensors import distances, native_payload, natives_of, with_natives
+from ..node_names import called
 from ..records import (
     FLAT,
     expect_readable,
@@ -275,4 +276,4 @@ def _weigh(
             used = weight / sizes[node]
             found[node][key] = int(used) if isinstance(said[node], int) and not others else used
             if not screen.equal:
-                log.warning("node %d: its %s of %g counts as %g", node, key, said[node], used)
+                log.warning("%s: its %s of %g counts as %g", called(node), key, said[node], used)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from logging import getLogger
 
 from edgewire.compression.base import PayloadError
+from edgewire.compression.flower.node_names import called
 from edgewire.strategy.ordered_grid import OrderedGrid
 
 log = getLogger("edgewire")
@@ -68,7 +69,8 @@ class Placement:
         free = self._free(here)
         if free:
             self._nodes[segment] = free[0]
-            log.warning("segment %d: node %d takes over from %s", segment, free[0], before)
+            was = "no node" if before is None else called(before)
+            log.warning("segment %d: %s takes over from %s", segment, called(free[0]), was)
         elif before not in here:
             self._nodes[segment] = None
             log.warning("segment %d waits for a node", segment)

@@ -12,7 +12,6 @@ from edgewire.conf.network import Network
 from edgewire.report.curves import Curve, front, mean_curve
 from edgewire.report.format import human_bytes, one_line
 from edgewire.report.html.canvas import LIGHT, STYLE, Canvas, LegendEntry, mark_of, row_canvas
-from edgewire.report.html.node_table import NodeRecord
 from edgewire.report.html.picture_axes import (
     PLAIN,
     Axis,
@@ -28,6 +27,7 @@ from edgewire.report.html.picture_axes import (
 )
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns
 from edgewire.report.link_time import seconds_over, speeds
+from edgewire.report.node_table import NodeRecord
 from edgewire.report.runs import Measure, by_seed, number
 
 DIFFERENT = 20  # ends of curves that differ by this factor need a logarithmic axis

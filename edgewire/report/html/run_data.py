@@ -26,6 +26,7 @@ from edgewire.report.runs import (
     Measure,
     Row,
     Run,
+    ended_early,
     expect_result,
     failed_line,
     find_runs,
@@ -140,6 +141,11 @@ class ReportRuns:
     keys: Sequence[str]
     metric: MainMetric
     records: Sequence[RunRecord]
+
+    @property
+    def single(self) -> Run | None:
+        """The run that the report is about; None if there are several, or if none has results."""
+        return self.groups[0].runs[0] if len(self.records) == len(self.groups) == 1 else None
 
     @property
     def coloured(self) -> list[ReportGroup]:
@@ -305,12 +311,6 @@ def repeat_command(folder: Path) -> str:
     return f"python run.py --config-path {shlex.quote(str((folder / HYDRA).resolve()))} " + (
         "--config-name config"
     )
-
-
-def ended_early(result: Row) -> bool:
-    """Return whether a run has ended before its planned rounds, or updates."""
-    done, planned = number(result.get("round")), number(result.get("rounds"))
-    return done is not None and planned is not None and done < planned
 
 
 def record_of(run: Run, label: str | None, damaged: bool) -> RunRecord:

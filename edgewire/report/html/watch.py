@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 from edgewire.report.format import human_seconds, one_line
 from edgewire.report.html.html_report import PAGE, default_title, write_report
-from edgewire.report.html.node_table import NODES
 from edgewire.report.metric import ACCURACY
+from edgewire.report.node_table import NODES
 from edgewire.report.progress import DONE, RUNNING, SweepJob
 from edgewire.report.reader import ResultsError, folders, left_out, noting, readable
 from edgewire.report.runs import HISTORY, HYDRA, OVERRIDES

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,7 +15,10 @@ from torch import Tensor
 from edgewire.task.errors import TaskError
 from edgewire.task.registry import Registry
 from edgewire.task.tensors import Tensors, count, leaves, mapped, taken
-from edgewire.task.transforms import ImageTransform, unchanged
+from edgewire.task.transforms import ImageTransform, LogMel, unchanged
+
+if TYPE_CHECKING:
+    from edgewire.task.tables.columns import Columns
 
 MOST_READ = 1 << 26  # entries of a tensor in which NaN is looked for
 DOWNLOAD_TIMEOUT = 30.0  # seconds to wait for a server that sends nothing
@@ -62,7 +66,9 @@ class Data:
     `transform`: turns a batch of inputs, on the device that trains, into a model's input. It must
     compute each sample by itself, and always the same. `classes`: the number of classes; 0 for
     targets that are no classes. `class_names`: the names of the user's class folders, in the order
-    of the class ids; empty for other data sets.
+    of the class ids; empty for other data sets. `group_names`: the names of the groups of a split,
+    in the order of their ids; empty for data without groups, and for groups without names.
+    `columns`: those of a table, by which further rows are read; None for other data.
     """
 
     train: Split
@@ -70,10 +76,24 @@ class Data:
     transform: Callable[[Tensors], Tensors] = unchanged
     classes: int = 0
     class_names: tuple[str, ...] = ()
+    group_names: tuple[str, ...] = ()
+    columns: "Columns | None" = None
 
     def prepared(self, inputs: Tensors, device: str | torch.device = "cpu") -> Tensors:
         """Return inputs as the model takes them, on a device."""
         return self.transform(mapped(lambda tensor: tensor.to(device), inputs))
+
+    @property
+    def kind(self) -> str:
+        """What a sample is, in the plural: images, rows, windows, texts or samples."""
+        inputs = self.train.inputs
+        if isinstance(self.transform, ImageTransform):
+            return "images"
+        if not isinstance(inputs, Tensor) or isinstance(self.transform, LogMel):
+            return "samples"
+        if not inputs.is_floating_point():
+            return "texts" if inputs.dim() == 2 else "samples"
+        return {2: "rows", 3: "windows"}.get(inputs.dim(), "samples")
 
     @property
     def example(self) -> Tensors:

@@ -137,9 +137,12 @@ def data_of(
         raise TaskError(f"dataset.test_share={share}: give a share from 0 to below 1")
     place = shown(Path(root or DEFAULT_ROOT))
     ids: Sequence[Tensor | None] = [None] * len(inputs)
+    names: tuple[str, ...] = ()
     if groups is not None:
         numbers = [each for each in groups if isinstance(each, Tensor)]
-        ids = numbers or group_ids(*(each for each in groups if not isinstance(each, Tensor)))
+        ids = numbers
+        if not numbers:
+            ids, names = group_ids(*(each for each in groups if not isinstance(each, Tensor)))
     splits = [Split(*columns) for columns in zip(inputs, targets, ids, strict=True)]
     for part, split in zip(("train", "test"), splits, strict=False):
         expect_rows(f"{place}: {part}", split)
@@ -152,7 +155,7 @@ def data_of(
         train, test = holdout(train, share, by_class=bool(class_names))
         if not len(test):
             raise TaskError(f"{place} has too few samples to test on a share of them: add more")
-    return Data(train, test, transform, len(class_names), class_names)
+    return Data(train, test, transform, len(class_names), class_names, names)
 
 
 def without_samples(split: Split) -> Split:
@@ -165,11 +168,15 @@ def without_samples(split: Split) -> Split:
     )
 
 
-def group_ids(*parts: NDArray[np.generic]) -> list[torch.Tensor]:
-    """Return each sample's group as a number, int64 (N,), for several splits with common groups."""
-    _, places = np.unique(np.concatenate(parts), return_inverse=True)
+def group_ids(*parts: NDArray[np.generic]) -> tuple[list[torch.Tensor], tuple[str, ...]]:
+    """Return each sample's group as a number, int64 (N,), and the names of the groups.
+
+    The parts are splits with common groups.
+    """
+    names, places = np.unique(np.concatenate(parts), return_inverse=True)
     ends = np.cumsum([len(part) for part in parts])[:-1]
-    return [torch.from_numpy(each) for each in np.split(places.reshape(-1).astype(np.int64), ends)]
+    ids = np.split(places.reshape(-1).astype(np.int64), ends)
+    return [torch.from_numpy(each) for each in ids], tuple(map(str, names.tolist()))
 
 
 def read_each(read: Callable[[int], None], count: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
 from edgewire.task.datasets.data import DATASETS, Data, Request, Split, holdout, shown
@@ -108,13 +109,21 @@ def load_folder(path: str | Path, classes: Sequence[str], size: int) -> Split:
     Raises:
         TaskError: no folder, no image, an unknown class, or an image that cannot be read.
     """
-    path = Path(path)
-    names = sorted(set(classes))
+    samples = labelled(Path(path), sorted(set(classes)))
+    images = load_photos([file for file, _ in samples], size)
+    return Split(images, torch.tensor([label for _, label in samples]))
+
+
+def labelled(path: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
+    """Return the images in `path`/CLASS/*, each with the place of its class in `names`.
+
+    Raises `TaskError` like `load_folder`.
+    """
     samples = []
     unread = Counter[str]()
     for name in class_folders(path):
         found = [*(path / name).rglob("*")]
-        files = sorted(f for f in found if _is_image(f))
+        files = sorted(f for f in found if is_image(f))
         endings = [f.suffix.lower() for f in found if not f.name.startswith(".")]
         unread.update(ending for ending in endings if ending in UNREAD)
         if name not in names and not files:  # a folder of another data set, or of a download
@@ -133,16 +142,24 @@ def load_folder(path: str | Path, classes: Sequence[str], size: int) -> Split:
             f"{shown(path)} has class folders but no image in them: "
             f"add files that end in {' '.join(EXTENSIONS)}"
         )
-    images = torch.empty((len(samples), 3, size, size), dtype=torch.uint8)
+    return samples
+
+
+def load_photos(files: Sequence[Path], size: int) -> Tensor:
+    """Return image files scaled to `size` x `size`, uint8 (N, 3, size, size).
+
+    Raises `TaskError` for a file that cannot be read as an image.
+    """
+    images = torch.empty((len(files), 3, size, size), dtype=torch.uint8)
 
     def read(index: int) -> None:
-        images[index] = torch.from_numpy(_read(samples[index][0], size))
+        images[index] = torch.from_numpy(_read(files[index], size))
 
-    read_each(read, len(samples))
-    return Split(images, torch.tensor([label for _, label in samples]))
+    read_each(read, len(files))
+    return images
 
 
-def _is_image(file: Path) -> bool:
+def is_image(file: Path) -> bool:
     """Return whether a path is an image file to read; hidden files (macOS's ._x.jpg) are not."""
     return file.suffix.lower() in EXTENSIONS and not file.name.startswith(".") and file.is_file()
 

@@ -1,34 +1,208 @@
-"""Tables: CSV and Parquet files, with columns by name."""
+"""Tables: CSV, Parquet and other files, with columns by name."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from logging import getLogger
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from edgewire.task.datasets.data import Data, shown
-from edgewire.task.datasets.files import LARGEST_INTEGER, class_ids, class_names, data_of, files_of
-from edgewire.task.errors import MissingOption, TaskError
+from edgewire.task.datasets.data import Data, Split, holdout
+from edgewire.task.datasets.files import data_of, files_of
+from edgewire.task.errors import MissingOption, NoData, TaskError
+from edgewire.task.tables import cells
+from edgewire.task.tables.cells import OddCells
+from edgewire.task.tables.columns import Column, Columns, Reading, plain_of
+from edgewire.task.tables.files import Rows, read
+from edgewire.task.tables.learn import Wishes, learn
+from edgewire.task.tables.read import inputs_of, lacking, located, rows_of, targets_of
+from edgewire.task.tables.transform import TableTransform
+from edgewire.task.tensors import count
+from edgewire.task.tensors import rows as rows_between
 from edgewire.task.transforms import Standardize
 
-if TYPE_CHECKING:  # a device without tables does not need pyarrow, whose import takes a second
-    import pyarrow
-
-LARGEST_BLOCK = (1 << 31) - 1  # bytes; pyarrow's limit
+CSV, PARQUET = (".csv", ".csv.gz"), (".parquet",)
+ANY = (*CSV, ".tsv", ".tsv.gz", ".txt", ".data", ".parquet", ".pq")
 MOST_NAMED = 20  # columns that a message names
-Reader = Callable[[Path], "pyarrow.Table"]
-
-# Names that pandas gives to the column of an index without a name, in CSV and Parquet files.
-INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+(\.\d+)*")
 log = getLogger("edgewire")
-LOOKED_AT = 10_000  # rows of a column in which an error message looks for a text
+_learned = dict[tuple[Any, ...], Data]()  # the last table whose columns were learned, if any
+
+
+def table(
+    root: str | None = None,
+    target: str | Sequence[str] | None = "target",
+    inputs: str | Sequence[str] | None = None,
+    group: str | None = None,
+    classes: Sequence[str] | None = None,
+    columns: str | None = None,
+    kinds: Mapping[str, str] | None = None,
+    skip: Sequence[str] | None = None,
+    drop_missing: bool = False,
+    delimiter: str | None = None,
+    decimal: str | None = None,
+    missing: Sequence[str] | None = None,
+    header: bool | None = None,
+    encoding: str | None = None,
+    test_share: float = 0.2,
+    on_device: bool = False,
+) -> Data:
+    """Return a table of any columns: numbers, texts, dates, and lists of numbers as windows.
+
+    Inputs are raw rows, as `TableTransform` takes them, and the transform is one. A target of text,
+    of true and false, or of two whole numbers is a class, int64 (N,). A number is float32 (N,), and
+    several are float32 (N, k).
+
+    Args:
+        root: a file or folder, see `files_of`.
+        target: the column to predict; several for several numbers a sample; None for none.
+        inputs: the features; None: all columns that are no target and no group, without indices,
+            constants, and columns without values.
+        group: the column with the user, writer or sensor of a row.
+        classes: the names of all classes; None: those in the files.
+        columns: the columns with their statistics, as `Columns.to_json` gives them; None: they are
+            learned from the files.
+        kinds: the kind of a column by its name: number, category, date, window, or the format of a
+            date, such as %d/%m/%Y.
+        skip: columns to leave out.
+        drop_missing: whether rows without a target are left out.
+        delimiter, decimal, missing, header, encoding: how files of text are read, see `Reading`.
+        test_share: the share of the rows that are the test split if there are no files for it.
+        on_device: whether the table is a device's own: all rows are for training, by `columns`.
+
+    Raises:
+        Problems: columns that cannot be taken; all of them, with what mends them.
+        TaskError: no such files or columns, a file that cannot be read, or no pyarrow.
+    """
+    known = None if columns is None else Columns.from_json(columns)
+    if on_device and known is None:
+        raise MissingOption(
+            "a device's own table needs the columns that all devices use: dataset.columns=FILE, or "
+            "a table at the server, dataset.root=FILE"
+        )
+    wishes = Wishes(
+        _names(target), None if inputs is None else _names(inputs), group,
+        {str(name): str(kind) for name, kind in (kinds or {}).items()}, _names(skip),
+        None if classes is None else tuple(map(str, classes)),
+        Reading(delimiter, decimal, None if missing is None else tuple(missing), header, encoding),
+    )  # fmt: skip
+    try:
+        train_files, test_files = files_of(root, ANY)
+    except NoData:
+        if known is None or root is not None:
+            raise
+        return _without_rows(known)
+    files = [*train_files, *(test_files if not on_device else ())]
+    stats = [(str(file.absolute()), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
+    key = (*stats, len(train_files), str(wishes), drop_missing, test_share, on_device)
+    if columns is not None and (*key, columns) in _learned:
+        return _learned[*key, columns]
+    texts = [name for name, kind in wishes.kinds.items() if kind == "category" or "%" in kind]
+    rows = read(files, wishes.reading, texts) if known is None else rows_of(files, known)
+    if drop_missing:
+        rows = _with_target(rows, wishes.target)
+    cut = rows.starts[len(train_files)][1] if len(files) > len(train_files) else None
+
+    def training(labels: Tensor | None) -> NDArray[np.int64]:
+        every = torch.arange(cut or rows.table.num_rows)
+        if cut is None and 0 < test_share < 1:
+            split = Split(every, () if labels is None else labels)
+            every = holdout(split, test_share, by_class=labels is not None)[0].inputs  # type: ignore[assignment]
+        return every.numpy()
+
+    found = learn(rows, wishes, training) if known is None else known
+    data = _data(rows, found, cut, test_share, on_device, root)
+    if known is None:
+        _learned.clear()
+        _learned[*key, found.to_json()] = data
+    return data
+
+
+def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(map(str, names or ()))
+
+
+def _with_target(rows: Rows, target: Sequence[str]) -> Rows:
+    """Return the rows that have a value of each target."""
+    keep = np.ones(rows.table.num_rows, bool)
+    for name in {*target} & {*rows.names}:
+        column = rows.table.column(rows.names.index(name))
+        keep &= cells.encoded(column, rows.reading.missing or ())[0] >= 0
+    if not keep.any():
+        raise TaskError(f"{rows.place}: no row has a value of {', '.join(target)}")
+    starts = tuple((name, int(keep[:first].sum())) for name, first in rows.starts)
+    return replace(rows, table=rows.table.filter(keep), starts=starts)
+
+
+def _data(
+    rows: Rows,
+    columns: Columns,
+    cut: int | None,
+    test_share: float,
+    on_device: bool,
+    root: str | None,
+) -> Data:
+    """Return the data of rows; those from `cut` on are for testing; None: a share of them is."""
+    inputs, targets = inputs_of(rows, columns), targets_of(rows, columns)
+    if targets is None and columns.target:
+        raise TaskError(f"{rows.place} has {lacking(rows, [columns.target[0].name], 'target')}")
+    groups = None if columns.group is None else _groups(rows, columns.group)
+    spans = [(0, count(inputs))] if cut is None else [(0, cut), (cut, count(inputs))]
+    data = data_of(
+        [rows_between(inputs, *span) for span in spans],
+        [() if targets is None else rows_between(targets, *span) for span in spans],
+        None if groups is None else [groups[slice(*span)] for span in spans],
+        test_share,
+        on_device,
+        root,
+        transform=TableTransform([plain_of(each) for each in columns.features]),
+        class_names=columns.classes,
+    )
+    return replace(data, columns=columns)
+
+
+def _without_rows(columns: Columns) -> Data:
+    """Return a table's data without a row, at a server whose nodes have all rows."""
+    scalars = [each for each in columns.features if each.kind != "window"]
+    windows = [each for each in columns.features if each.kind == "window"]
+    tensors = [torch.empty(0, len(scalars), dtype=torch.float64)] if scalars else []
+    if windows:
+        tensors.append(torch.empty(0, len(windows), windows[0].length))
+    numbers = torch.empty(0, len(columns.target)) if len(columns.target) > 1 else torch.empty(0)
+    split = Split(
+        tensors[0] if len(tensors) == 1 else tuple(tensors),
+        (numbers.long() if columns.classes else numbers) if columns.target else (),
+    )
+    transform = TableTransform([plain_of(each) for each in columns.features])
+    names = columns.classes
+    return Data(split, split, transform, len(names), names, columns=columns)
+
+
+def _groups(rows: Rows, name: str) -> Tensor:
+    """Return the number of each row's group, int64 (N,)."""
+    column = rows.table.column(located(rows, [name], "group")[name])
+    try:
+        places, texts = cells.encoded(column, rows.reading.missing or ())
+    except OddCells as odd:
+        raise TaskError(
+            f"{rows.place}: the column {name} for dataset.group= has {odd}: name a column of "
+            f"single values"
+        ) from odd
+    if (places < 0).any():
+        row = rows.row(int((places < 0).argmax()))
+        raise TaskError(
+            f"{rows.place}: the column {name} for dataset.group= has no value in {row}: fill it"
+        )
+    named = texts.to_pylist()
+    whole = all(each.lstrip("+-").isdecimal() for each in named)
+    order = sorted(range(len(named)), key=lambda at: (int(named[at]) if whole else 0, named[at]))
+    ranks = np.empty(len(named), np.int64)
+    ranks[order] = np.arange(len(named))
+    return torch.from_numpy(ranks[places])
 
 
 def csv(
@@ -45,33 +219,18 @@ def csv(
     delimiter: str = ",",
     index: bool = False,
 ) -> Data:
-    """Return a table in CSV files whose first line has the names of the columns.
+    """Return a table of numbers in CSV files whose first line has the names of the columns.
 
-    Files may be compressed (.csv.gz). See `table` for the arguments.
+    Files may be compressed (.csv.gz). See `_plain` for the arguments.
 
     Raises:
-        TaskError: see `table`; or a `delimiter` that is not one character.
+        TaskError: see `_plain`; or a `delimiter` that is not one character.
     """
-    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
-        raise TaskError(f"dataset.delimiter={delimiter!r}: give one character, such as ';'")
-
-    def read(file: Path) -> pyarrow.Table:
-        from pyarrow import csv as reader
-
-        size = file.stat().st_size * (8 if file.name.lower().endswith(".gz") else 1)
-        return reader.read_csv(
-            file,
-            # One block for the whole file: a column's type comes from all its values.
-            reader.ReadOptions(block_size=min(size + (1 << 20), LARGEST_BLOCK)),
-            reader.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            # NA may be a class; an empty cell is missing.
-            reader.ConvertOptions(null_values=[""], strings_can_be_null=True),
-        )
-
-    columns = Columns(target, inputs, group, index)
-    scale = Scaling(standardize, mean, std)
-    suffixes = (".csv", ".csv.gz", ".tsv", ".txt") if delimiter == "\t" else (".csv", ".csv.gz")
-    return table(read, suffixes, root, columns, scale, classes, test_share, on_device)
+    # NA may be a class; an empty cell is missing.
+    reading = Reading(delimiter, ".", ("",), header=True)
+    suffixes = (*CSV, ".tsv", ".txt") if reading.delimiter == "\t" else CSV
+    wishes = _plain(target, inputs, group, index, classes, on_device, reading)
+    return _numbers(suffixes, root, wishes, standardize, mean, std, test_share)
 
 
 def parquet(
@@ -87,323 +246,85 @@ def parquet(
     on_device: bool = False,
     index: bool = False,
 ) -> Data:
-    """Return a table in Parquet files. See `table` for the arguments and errors."""
-
-    def read(file: Path) -> pyarrow.Table:
-        from pyarrow import parquet as reader
-
-        return reader.ParquetFile(file).read()
-
-    columns, scale = Columns(target, inputs, group, index), Scaling(standardize, mean, std)
-    return table(read, (".parquet",), root, columns, scale, classes, test_share, on_device)
+    """Return a table of numbers in Parquet files. See `csv` for the arguments and errors."""
+    wishes = _plain(target, inputs, group, index, classes, on_device, Reading(missing=()))
+    return _numbers(PARQUET, root, wishes, standardize, mean, std, test_share)
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The names of a table's columns.
-
-    `target`: the column to predict; several for several values a sample; None for none. `inputs`:
-    the features; None: all columns that are no target and no group. `group`: the column with the
-    user, writer or sensor of a row. `index`: whether columns of pandas' index (`INDEX`) are
-    features if `inputs` is None.
-    """
-
-    target: str | Sequence[str] | None
-    inputs: str | Sequence[str] | None
-    group: str | None
-    index: bool
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """How features are standardised: by `mean` and `std`, or by those of the training split."""
-
-    standardize: bool
-    mean: Sequence[float] | None
-    std: Sequence[float] | None
-
-
-@dataclass
-class Rows:
-    """The rows of files: features float64 (N, F), targets and groups as they are in the files.
-
-    `names`: the features' columns. `targets`, `groups`: None if the table has none.
-    """
-
-    names: Sequence[str]
-    features: NDArray[np.float64]
-    targets: Any
-    groups: Any
-
-
-def table(
-    read: Reader,
-    suffixes: tuple[str, ...],
-    root: str | None,
-    columns: Columns,
-    scale: Scaling,
+def _plain(
+    target: str | Sequence[str] | None,
+    inputs: str | Sequence[str] | None,
+    group: str | None,
+    index: bool,
     classes: Sequence[str] | None,
-    test_share: float,
     on_device: bool,
-) -> Data:
-    """Return a table as a data set: inputs float32 (N, F), and targets.
-
-    A target of text or of true and false is a class, int64 (N,); so is one of whole numbers if
-    `classes` names them. Other whole numbers are int64 (N,), and other numbers float32 (N,).
-    Several targets are float32 (N, k).
-
-    Args:
-        read: reads a file; `suffixes`: the names of its kind of files.
-        root: a file or folder, see `files_of`.
-        columns: the columns to use.
-        scale: how features are standardised.
-        classes: the names of all classes; None: those in the training and test rows.
-        test_share: the share of the rows that are the test split if there are no files for it.
-        on_device: whether the table is a device's own. All rows are for training then, and what all
-            devices must share has to be given: the inputs, the classes, means and deviations.
-
-    Raises:
-        TaskError: no such files or columns, a file that cannot be read, cells that are empty, no
-            numbers or not finite, an unknown class, or no pyarrow.
-    """
-    if on_device and columns.inputs is None:
+    reading: Reading,
+) -> Wishes:
+    """Return the wishes for a table of numbers. Raises `TaskError` for those that contradict."""
+    names = _names(target)
+    if on_device and inputs is None:
         raise MissingOption(
             "a device's own table needs the columns that all devices use, in the same order, as in "
             "dataset.inputs=[temperature,humidity]"
         )
-    if on_device and scale.standardize and scale.mean is None:
+    if target is not None and not names:
+        raise TaskError("dataset.target=[] names no column: give null for none")
+    if classes is not None and not isinstance(target, str):
+        raise TaskError("dataset.classes names the classes of one target: give dataset.target=NAME")
+    return Wishes(
+        names, None if inputs is None else _names(inputs), group, reading=reading, plain=True,
+        classes=None if classes is None else _names(classes), index=index, on_device=on_device,
+    )  # fmt: skip
+
+
+def _numbers(
+    suffixes: tuple[str, ...],
+    root: str | None,
+    wishes: Wishes,
+    standardize: bool,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    test_share: float,
+) -> Data:
+    """Return the data of files with these suffixes, whose inputs are all numbers."""
+    if wishes.on_device and standardize and mean is None:
         raise MissingOption(
             "a device's own table needs dataset.mean=[...] and dataset.std=[...], the same at all "
             "devices, a number for each of dataset.inputs; dataset.standardize=false does without"
         )
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise TaskError(
-            "tables need the package pyarrow: pip install pyarrow, or use dataset=npz"
-        ) from error
     train_files, test_files = files_of(root, suffixes)
-    parts = [_rows(train_files, read, columns)]
-    if test_files and not on_device:
-        parts.append(_rows(test_files, read, replace(columns, inputs=parts[0].names)))
-    _standardize(parts, scale)
-    targets, names = _targets(parts, classes, on_device)
-    groups = None if columns.group is None else [part.groups for part in parts]
-    inputs = [torch.from_numpy(part.features.astype(np.float32)) for part in parts]
-    return data_of(inputs, targets, groups, test_share, on_device, root, class_names=names)
+    files = [*train_files, *(test_files if not wishes.on_device else ())]
+    rows = read(files, wishes.reading)
+    cut = rows.starts[len(train_files)][1] if len(files) > len(train_files) else None
+    found = learn(rows, wishes, lambda _: np.arange(cut or rows.table.num_rows))
+    if wishes.inputs is None:
+        names = [each.name for each in found.features]
+        named = ", ".join([*names[:MOST_NAMED], *["..."] * (len(names) > MOST_NAMED)])
+        out = [f"{name!r} ({why}) is left out" for name, why in found.left]
+        other = "; ".join(out) or "dataset.inputs=[...] names others"
+        log.warning("%s", f"{rows.place}: the inputs are {named}; {other}")
+    found = replace(found, features=_scaled(found.features, standardize, mean, std))
+    return _data(rows, found, cut, test_share, wishes.on_device, root)
 
 
-def _standardize(parts: list[Rows], scale: Scaling) -> None:
-    """Standardise the features of all parts; without given numbers by those of the first part."""
-    if not scale.standardize:
-        if scale.mean is not None or scale.std is not None:
+def _scaled(
+    features: tuple[Column, ...],
+    standardize: bool,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+) -> tuple[Column, ...]:
+    """Return columns with the given means and deviations in place of their own."""
+    if not standardize:
+        if mean is not None or std is not None:
             raise TaskError("dataset.standardize=false takes no dataset.mean and dataset.std")
-        return
-    first = parts[0].features
-    if scale.mean is None and scale.std is None:
-        mean, std = first.mean(0), first.std(0)
-        # A constant column becomes zero. Its mean may be rounded, and its deviation is not 0 then.
-        constant = first.min(0) == first.max(0)
-        mean, std = np.where(constant, first[0], mean), np.where(constant, 1, std)
-    else:
-        given = Standardize(tuple(scale.mean or ()), tuple(scale.std or ()))  # checks the numbers
-        mean, std = np.array(given.mean), np.array(given.std)
-        if len(mean) != first.shape[1]:
-            raise TaskError(
-                f"dataset.mean has {len(mean)} numbers, and there are {first.shape[1]} inputs: "
-                f"give one for each"
-            )
-    for part in parts:
-        part.features -= mean
-        part.features /= std
-
-
-def _targets(
-    parts: Sequence[Rows], classes: Sequence[str] | None, on_device: bool
-) -> tuple[list[Any], tuple[str, ...]]:
-    """Return the targets of each part, and the names of the classes; () for other targets."""
-    columns = [part.targets for part in parts if part.targets is not None]
-    if not columns:
-        if classes is not None:
-            raise TaskError("dataset.classes names the classes of a target: give dataset.target=")
-        return [()] * len(parts), ()
-    kinds = {column.dtype.kind for column in columns}
-    if kinds <= {"i", "f"} and classes is None:
-        kind = np.float32 if "f" in kinds else np.int64
-        return [torch.from_numpy(column.astype(kind)) for column in columns], ()
-    texts = [_as_names(column) for column in columns]
-    every = {str(name) for text in texts for name in np.unique(text)}
-    names = class_names(every, classes, on_device)
-    return [class_ids(text, names) for text in texts], names
-
-
-def _as_names(column: NDArray[Any]) -> NDArray[np.str_]:
-    """Return a target's values as the names of classes."""
-    if column.ndim > 1:
-        raise TaskError("dataset.classes is for one target: give one column as dataset.target=")
-    if column.dtype.kind == "f":
-        if not ((column == np.round(column)) & (np.abs(column) < LARGEST_INTEGER)).all():
-            raise TaskError(
-                "dataset.classes is for classes, and the target has broken or larger numbers"
-            )
-        column = column.astype(np.int64)
-    return column.astype(np.str_)
-
-
-def _rows(files: Sequence[Path], read: Reader, columns: Columns) -> Rows:
-    """Return the rows of all files; all have the columns of the first."""
-    parts = list[Rows]()
-    for file in files:
-        parts.append(_rows_of(file, _content(file, read), columns))
-        columns = replace(columns, inputs=parts[0].names)
-    return Rows(
-        parts[0].names,
-        np.concatenate([part.features for part in parts]),
-        None if columns.target is None else np.concatenate([part.targets for part in parts]),
-        None if columns.group is None else np.concatenate([part.groups for part in parts]),
-    )
-
-
-def _content(file: Path, read: Reader) -> pyarrow.Table:
-    """Return a file's table, with at least one row."""
-    try:
-        content = read(file)
-        found = content.column_names  # fails for names that are not UTF-8
-    except Exception as error:  # pyarrow raises a dozen types
-        reason = " ".join(str(error).split())[:200]
-        raise TaskError(f"{shown(file)} cannot be read as a table ({reason})") from error
-    if not content.num_rows or not found:
-        raise TaskError(f"{shown(file)} has no rows: add some, or remove it")
-    return content
-
-
-def _rows_of(file: Path, content: pyarrow.Table, columns: Columns) -> Rows:
-    one = isinstance(columns.target, str)
-    targets, names = _as_list(columns.target), _as_list(columns.inputs)
-    used = {*targets, *_as_list(columns.group)}
-    if columns.inputs is None:
-        free = [name for name in dict.fromkeys(content.column_names) if name not in used]
-        names = [name for name in free if columns.index or not INDEX.fullmatch(name)]
-        log.warning("%s", _taken(file, names, [name for name in free if INDEX.fullmatch(name)]))
-    if not names or len(set(names)) < len(names) or used & set(names):
+        return tuple(replace(each, mean=0.0, std=1.0) for each in features)
+    if mean is None and std is None:
+        return features
+    given = Standardize(tuple(mean or ()), tuple(std or ()))  # checks the numbers
+    if len(given.mean) != len(features):
         raise TaskError(
-            f"{shown(file)}: dataset.inputs= must name at least one column, each once, and not the "
-            f"target or the group"
+            f"dataset.mean has {len(given.mean)} numbers, and there are {len(features)} inputs: "
+            f"give one for each"
         )
-    if columns.target is not None and not targets:
-        raise TaskError("dataset.target=[] names no column: give null for none")
-    goals: NDArray[Any] | None = None
-    if one:
-        goals = _values(file, content, targets[0], "target")
-    elif targets:
-        goals = np.stack([_numbers(file, content, name, "target") for name in targets], 1)
-    features = np.stack([_numbers(file, content, name, "inputs") for name in names], 1)
-    group = columns.group
-    groups = None if group is None else _values(file, content, group, "group")
-    return Rows(names, features, goals, groups)
-
-
-def _taken(file: Path, names: Sequence[str], indices: Sequence[str]) -> str:
-    """Return a line that says which columns are inputs; `indices`: columns of pandas' index."""
-    more = ", ..." if len(names) > MOST_NAMED else ""
-    said = f"{shown(file)}: the inputs are {', '.join(names[:MOST_NAMED])}{more}"
-    if not indices:
-        return f"{said} (dataset.inputs=[...] names others)"
-    taken = "too: dataset.index=false leaves it out"
-    left = "and is left out: dataset.index=true takes it"
-    return f"{said}; {indices[0]!r} is pandas' index {taken if indices[0] in names else left}"
-
-
-def _as_list(names: str | Sequence[str] | None) -> list[str]:
-    return [names] if isinstance(names, str) else list(names or ())
-
-
-def _column(file: Path, content: Any, name: str, key: str) -> Any:
-    """Return a column without missing values. Raises `TaskError` for others."""
-    import pyarrow
-
-    number = content.column_names.count(name)
-    if number != 1:
-        has = ", ".join(map(str, content.column_names[:20]))
-        said = f"has no column {name}" if not number else f"has {number} columns {name}"
-        one = "" if len(content.column_names) > 1 else "; dataset.delimiter= separates columns"
-        raise TaskError(f"{shown(file)} {said}: dataset.{key}= names columns of {has}{one}")
-    column = content.column(name)
-    if pyarrow.types.is_binary(column.type):
-        raise TaskError(f"{shown(file)}: the column {name} is not UTF-8: convert the file")
-    if column.null_count:
-        row = column.is_null().to_numpy().argmax() + 1
-        raise TaskError(
-            f"{shown(file)}: the column {name} has no value in {column.null_count} of "
-            f"{len(column)} rows, first in row {row}: fill them, or name only other columns as "
-            f"dataset.{key}="
-        )
-    return column
-
-
-def _numbers(file: Path, content: Any, name: str, key: str) -> NDArray[np.float64]:
-    """Return a column of finite numbers, float64 (N,)."""
-    import pyarrow
-
-    column = _column(file, content, name, key)
-    kind, kinds = column.type, pyarrow.types
-    numeric = (kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_decimal)
-    if not any(is_kind(kind) for is_kind in numeric):
-        row, found = _first_odd(column)
-        raise TaskError(
-            f"{shown(file)}: the column {name} has {found[:20]!r} in row {row} ({kind}), and "
-            f"numbers are taken: name only columns of numbers as dataset.{key}=[...]"
-        )
-    values = np.asarray(column.to_numpy().astype(np.float64))
-    if not np.isfinite(values).all():
-        row = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise TaskError(
-            f"{shown(file)}: the column {name} has {values[row]} in row {row + 1}: finite numbers "
-            f"are taken"
-        )
-    return values
-
-
-def _first_odd(column: Any) -> tuple[int, str]:
-    """Return the row, from 1 on, and the text of the first value of a column that is no number."""
-    for row, value in enumerate(column.slice(0, LOOKED_AT).to_pylist(), 1):
-        try:
-            float(str(value))
-        except ValueError:
-            return row, str(value)
-    return 1, str(column[0])
-
-
-def _values(file: Path, content: Any, name: str, key: str) -> NDArray[Any]:
-    """Return a column as int64, float64 or text, (N,); true and false are text."""
-    import pyarrow
-
-    column = _column(file, content, name, key)
-    kinds = pyarrow.types
-    if kinds.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    kind = column.type
-    if kinds.is_integer(kind):
-        values = np.asarray(column.to_numpy())
-        if not (large := values > LARGEST_INTEGER).any():
-            return values.astype(np.int64)
-        if key == "group":
-            return values.astype(np.str_)
-        row = int(large.argmax())
-        raise TaskError(
-            f"{shown(file)}: the column {name} has {values[row]} in row {row + 1}: whole numbers "
-            f"up to 2^63 - 1 are taken"
-        )
-    if kinds.is_boolean(kind):
-        return np.where(column.to_numpy(), "True", "False")
-    if kinds.is_string(kind) or kinds.is_large_string(kind):
-        return np.asarray(column.to_numpy().astype(np.str_))
-    if key == "group":
-        try:
-            return np.asarray(column.cast(pyarrow.string()).to_numpy().astype(np.str_))
-        except pyarrow.ArrowNotImplementedError as error:  # a struct or a list
-            raise TaskError(
-                f"{shown(file)}: the column {name} for dataset.group= is {kind}: name a column of "
-                f"single values"
-            ) from error
-    return _numbers(file, content, name, key)
+    pairs = zip(features, given.mean, given.std, strict=True)
+    return tuple(replace(each, mean=float(m), std=float(s)) for each, m, s in pairs)

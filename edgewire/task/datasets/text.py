@@ -55,7 +55,8 @@ def text(
             f"{place} has too little text for windows of {length} bytes to train and to test on: "
             f"add more, or give a smaller dataset.length="
         )
-    return Data(train, test, Standardize())
+    names = (file.name for file in train_files)
+    return Data(train, test, Standardize(), group_names=tuple(names))
 
 
 def _splits(files: list[Path], length: int, share: float) -> tuple[Split, Split]:

@@ -6,15 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgewire.report.html.run_data import ReportGroup, ended_early
+from edgewire.report.format import one_line
+from edgewire.report.metric import MainMetric
 from edgewire.report.reader import read_json, readable
-from edgewire.report.runs import Run, number
+from edgewire.report.runs import Run, ended_early, number
 
 RUNS = 3  # runs of a group whose nodes are shown
 NOTABLE = 12  # nodes of each kind in the table
 SLOW = 2.0  # a node is slow if its lag is above so many times the usual lag
 NODES = "nodes.json"  # in it a run writes what each node has done
 ENOUGH = 2  # nodes whose lag is known, without which no node is slow
+POINTS, TIMES = 0.1, 1.5  # a weak node is so far below the mean node: a share, another metric
+LONGEST = 40  # characters of a node's name
 OVERDUE = 3.0  # a reply does not come any more after so many times the longest mean lag
 
 
@@ -22,17 +25,25 @@ OVERDUE = 3.0  # a reply does not come any more after so many times the longest 
 class NodeRecord:
     """A node in a run. `told`: its entry in `nodes.json`.
 
+    `number`: from 1 on. `group`: the group of its run in a report, a `ReportGroup`; else None.
     `lag`: the mean seconds from a message to its reply. `times`: its lag, divided by the usual lag
     of its run (`usual_lag`). `unanswered`: it has left its last message unanswered.
     """
 
-    place: int
-    group: ReportGroup
+    number: int
+    group: Any
     seed: int
     told: Mapping[str, Any]
     lag: float | None
     times: float | None
     unanswered: bool
+
+    @property
+    def label(self) -> str:
+        """What texts call the node: its number, and its name if it has one."""
+        name = self.told.get("name")
+        named = isinstance(name, str) and name
+        return f"node {self.number}" + (f" ({one_line(str(name), LONGEST)})" if named else "")
 
     @property
     def slow(self) -> bool:
@@ -44,18 +55,27 @@ class NodeRecord:
         return number(self.told.get(key))
 
     @property
+    def waits(self) -> bool:
+        """Whether the run ended while the node worked, and it has answered all other messages."""
+        sent, replies = self.count("messages"), self.count("replies")
+        return self.told.get("waiting") is True and sent is not None and replies == sent - 1
+
+    @property
     def failures(self) -> float:
         """How many of its replies failed or were refused."""
         return self.count("failures") or 0.0
 
 
-def read_nodes(groups: Iterable[ReportGroup]) -> list[NodeRecord]:
-    """Return the nodes of the first runs of each group, as far as the runs have recorded them."""
+def read_nodes(groups: Iterable[Any]) -> list[NodeRecord]:
+    """Return the nodes of the first runs of each `ReportGroup`, as far as they are recorded."""
     return [node for group in groups for run in group.runs[:RUNS] for node in nodes_of(run, group)]
 
 
-def nodes_of(run: Run, group: ReportGroup) -> list[NodeRecord]:
-    """Return the nodes of a run, by their place; none if their file is missing or damaged."""
+def nodes_of(run: Run, group: Any = None) -> list[NodeRecord]:
+    """Return the nodes of a run by their numbers; none if their file is missing or damaged.
+
+    Results of earlier versions have no numbers: there a node's place in the data counts from 0.
+    """
     assert run.folder is not None
     content = readable(read_json, run.folder / NODES)
     listed = content.get("nodes") if isinstance(content, dict) else None
@@ -68,11 +88,30 @@ def nodes_of(run: Run, group: ReportGroup) -> list[NodeRecord]:
     usual = usual_lag(lag for lag in lags if lag is not None)
     records = []
     for at, (each, lag, unanswered) in enumerate(zip(nodes, lags, lost, strict=True)):
-        told = number(each.get("partition"))
-        place = at if told is None else int(told)
+        told, place = number(each.get("number")), number(each.get("partition"))
+        shown = int(told) if told is not None else 1 + int(at if place is None else place)
         times = lag / usual if lag is not None and usual else None
-        records.append(NodeRecord(place, group, run.seed, each, lag, times, unanswered))
-    return sorted(records, key=lambda record: record.place)
+        records.append(NodeRecord(shown, group, run.seed, each, lag, times, unanswered))
+    return sorted(records, key=lambda record: record.number)
+
+
+def weak_node(
+    nodes: Iterable[NodeRecord], metric: MainMetric
+) -> tuple[NodeRecord, float, float] | None:
+    """Return the node whose own samples fit the model worst, its value, and the mean of all nodes.
+
+    None if no node is well below the mean, or if too few nodes have measured the metric.
+    """
+    known = [(node, v) for node in nodes if (v := node.count(metric.name)) is not None]
+    if len(known) < ENOUGH:
+        return None
+    mean = sum(value for _, value in known) / len(known)
+    node, value = (min if metric.higher else max)(known, key=lambda pair: pair[1])
+    if metric.share:
+        far = abs(value - mean) > POINTS
+    else:
+        far = (mean > TIMES * value) if metric.higher else (value > TIMES * mean)
+    return (node, value, mean) if far else None
 
 
 def notable(nodes: Sequence[NodeRecord]) -> list[NodeRecord]:

@@ -1,0 +1,118 @@
+"""`load_model`, and the words `predict` and `export` of the command line."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from edgewire.command.saved_config import own_folders_of
+from edgewire.conf.own_packages import look_in
+from edgewire.machine.errors import UsageError
+from edgewire.report.format import human_bytes
+from edgewire.report.metric import LOSS, MainMetric
+from edgewire.report.runs import read_result
+from edgewire.report.summary import trained
+from edgewire.strategy.run.whole_files import replace_file
+from edgewire.task.model_file import file_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from edgewire.task.predictor import Predictor
+
+PREDICTIONS = "predictions.csv"
+SHOWN = 5  # rows of a prediction, and classes, on the screen
+
+
+def load_model(run: Path | str, packages: Sequence[str] = ()) -> Predictor:
+    """Return the trained model of a run for use; `run`: its folder, or its `model.safetensors`.
+
+    `packages`: packages that the file may name though they are not files of your own, such as
+    `["torchvision"]`. The code of what you name here is run.
+
+    Raises `TaskError` or `ConfigError` in one line for a file that cannot be used, and for a class
+    that it may not name.
+    """
+    from edgewire.conf.saved_model import predictor_of  # it imports torch
+
+    look_in(own_folders_of(Path(run).expanduser()))
+    return predictor_of(str(run), packages)
+
+
+def predict(words: Sequence[str]) -> None:
+    """Write what a run's model predicts for the samples of a file, and print a summary.
+
+    `words`: those after `predict`. Raises `UsageError`, `TaskError` or `ConfigError` in one line.
+    """
+    given = _parsed("predict", words, ["run", "file"], out=PREDICTIONS)
+    model = load_model(given.run, given.packages)
+    table = model.predict(given.file)
+    out = Path(given.out)
+    lines = [*_trained(given.run), *_summary(table, model)]
+    replace_file(out, table.to_csv())
+    print("\n".join(lines))
+    print(f"files      {out}: {len(table):,} rows of {', '.join(table.columns[:SHOWN])}")
+
+
+def export(words: Sequence[str]) -> None:
+    """Write a run's model in another format, check it against PyTorch, and print a summary.
+
+    `words`: those after `export`. Raises `UsageError`, `TaskError` or `ConfigError` in one line.
+    """
+    from edgewire.task.export import ENDS, MOST, SAMPLES
+    from edgewire.task.export import export as write
+
+    given = _parsed("export", words, ["run", "format", "file?"], out=None)
+    model = load_model(given.run, given.packages)
+    samples = model.read(given.file)[0] if given.file else model.samples(SAMPLES)
+    run = Path(file_of(given.run))
+    out = Path(given.out) if given.out else run.with_suffix(ENDS.get(given.format, ""))
+    apart = write(model, given.format, out, samples)
+    print("\n".join(_trained(given.run)))
+    print(f"checked    {SAMPLES} samples: at most {apart:.1g} from PyTorch ({MOST:g} is allowed)")
+    print(f"files      {out}: {human_bytes(out.stat().st_size)}; raw samples in, answers out")
+
+
+def _parsed(word: str, words: Sequence[str], names: Sequence[str], out: str | None) -> Namespace:
+    """Return the options of a word of the command line. Raises `UsageError` for wrong ones."""
+    parser = ArgumentParser(prog=f"python run.py {word}", allow_abbrev=False)
+    for name in names:
+        parser.add_argument(name.rstrip("?"), nargs="?" if name.endswith("?") else None)
+    parser.add_argument("--out", default=out)
+    parser.add_argument("--packages", type=lambda text: text.split(","), default=())
+
+    def refuse(message: str) -> NoReturn:
+        raise UsageError(f"{message}; {parser.format_usage().strip()}")
+
+    setattr(parser, "error", refuse)  # noqa: B010  # argparse would print its own lines
+    return parser.parse_args(words)
+
+
+def _trained(run: str) -> list[str]:
+    """Return the line that says what was trained; [] beside a model's file without a result."""
+    folder = Path(file_of(run)).parent
+    with suppress(OSError, ValueError):
+        return [trained(read_result(folder), folder)]
+    return []
+
+
+def _summary(table: pd.DataFrame, model: Predictor) -> list[str]:
+    """Return lines that say what a prediction holds."""
+    lines = []
+    if found := table.attrs.get("metrics"):
+        kinds = {"loss": LOSS, **{each.name: each for each in model.objective.metrics}}
+        texts = (f"{name} {MainMetric(*kinds[name]).text(value)}" for name, value in found.items())
+        lines.append(f"metrics    {', '.join(texts)}: {len(table):,} samples with their targets")
+    for name in table.columns[:1]:
+        if table[name].dtype.kind == "f":
+            low, mean, high = table[name].min(), table[name].mean(), table[name].max()
+            lines.append(f"{name:10} from {low:.4g} to {high:.4g}, the mean is {mean:.4g}")
+        else:
+            counts = table[name].astype(str).value_counts()
+            more = ", ..." if len(counts) > SHOWN else ""
+            texts = (f"{each} {count:,}" for each, count in counts[:SHOWN].items())
+            lines.append(f"{name:10} {', '.join(texts)}{more}")
+    return lines

@@ -1,0 +1,338 @@
+"""The screen about a run: what is trained, how good it is, its bytes and times, and its nodes.
+
+A run prints it at its end. The report's page and `python -m edgewire.report` give the same answers.
+"""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from edgewire.report.estimate import wilson
+from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
+from edgewire.report.metric import MainMetric, main_of
+from edgewire.report.node_table import NodeRecord, nodes_of, notable, weak_node
+from edgewire.report.reader import ResultsError, readable, reading
+from edgewire.report.runs import (
+    HISTORY,
+    Row,
+    Run,
+    ended_early,
+    expect_result,
+    number,
+    read_history,
+    read_overrides,
+    read_result,
+    read_settings,
+    whole_bytes,
+)
+
+WIDTH = 110  # characters of a line
+LONG_HISTORY = 20_000_000  # bytes; a longer history takes seconds to read
+NAME = 40  # characters of a name from elsewhere
+FLAT = 4  # evaluations that show that a metric is flat
+SAME = 0.02  # a metric is flat within this share of its range, if it has no interval
+BESIDE = 0.05  # a direction is compressed if its ratio differs from 1 by more
+# what a preset is called; the others go by their names
+WORDS = {
+    "fedavg": "uncompressed",
+    "fedavg_f2i": "int8 up",
+    "fedavg_f2i_both": "int8 both ways",
+    "edgewire": "few bytes",
+}
+# overrides of what a preset sets: the run's name states them
+METHOD = (
+    *("strategy", "strategy._target_", "strategy/optimizer", "strategy/staleness"),
+    *("compression", "compression@gradients", "downlink", "local", "adapter"),
+)
+FILES = ("csv", "parquet", "npz", "table", "imagefolder")  # data sets that go by their file's name
+
+
+def trained(result: Mapping[str, Any], folder: Path) -> str:
+    """Return what a run trains, in one line: data, model, nodes and method.
+
+    `result`: the keys of its `result.json`. Results of earlier versions do not have all of them.
+    """
+    data, name = _mapping(result, "data"), one_line(str(result.get("dataset", "")), NAME)
+    root = read_settings(folder).get("dataset.root", "null") if name in FILES else "null"
+    name = one_line(Path(root).name, NAME) if root != "null" else name
+    sizes = [f"{size:,.0f}" for key in ("train", "test") if (size := number(data.get(key)))]
+    parts = [f"{' + '.join(sizes)} {one_line(str(data.get('kind')), NAME)}"] if sizes else []
+    if classes := number(data.get("classes")):
+        parts.append(f"{classes:.0f} classes")
+    size = number(result.get("parameters"))
+    model = one_line(str(result.get("model", "")), NAME)
+    model += "" if size is None else f", {size:,.0f} parameters"
+    about = f"{name} ({', '.join(parts)})" if parts else name
+    method = name_of(result, folder)
+    words = f"{WORDS[method]} ({method})" if method in WORDS else method
+    line = f"{about} · {model} · {result.get('nodes', NOTHING)} nodes · {words}"
+    return one_line(line if len(line) <= WIDTH else line.replace(about, name, 1), WIDTH)
+
+
+def name_of(result: Mapping[str, Any], folder: Path) -> str:
+    """Return a run's name: its preset, and the choices that replace the preset's own."""
+    overrides = readable(read_overrides, folder) or {}
+    preset = str(result.get("algorithm"))
+    if "experiment" in overrides and "algorithm" not in overrides:  # it may set any group
+        preset = f"experiment={overrides['experiment']} ({result.get('strategy')})"
+    chosen = ", ".join(f"{key}={overrides[key]}" for key in METHOD if key in overrides)
+    return f"{preset} with {chosen}" if chosen else preset
+
+
+def screen(folder: Path, page: Path | None = None) -> list[str]:
+    """Return the lines about a run: what is trained, the answers, and the next commands.
+
+    `page`: the page of its report; None: there is none yet. Raises `ResultsError` for a folder
+    without a result, and for a damaged one.
+    """
+    with reading(folder):
+        result = read_result(folder)
+        expect_result(result)
+        rows = answers(result, folder)
+        where = shlex.quote(str(shown(folder)))
+        use = [f"python run.py predict {where} FILE", "use the model"]
+        more = [f"python -m edgewire.report {where}", "curves, bytes, nodes; then: compare"]
+        if page is not None:
+            more = [f"python -m webbrowser {page.resolve().as_uri()}", "the page"]
+        return [trained(result, folder), *laid_out(rows), *next_lines(rows, use, more)]
+
+
+def shown(path: Path) -> Path:
+    """Return a path as seen from the working directory, if the path is inside of it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def laid_out(rows: Mapping[str, str]) -> list[str]:
+    """Return the rows as lines of at most `WIDTH` characters: names at the left, then the texts."""
+    lines, width = [], _width(rows)
+    for name, text in rows.items():
+        wrapped = textwrap.wrap(text, WIDTH - width, break_long_words=False, break_on_hyphens=False)
+        heads = [name, *[""] * len(wrapped)]
+        lines += [f"{head:{width}}{line}" for head, line in zip(heads, wrapped, strict=False)]
+    return lines
+
+
+def next_lines(rows: Mapping[str, str], *commands: Sequence[str]) -> list[str]:
+    """Return lines with commands to paste, below `rows`, and what each is for if there is space."""
+    width = max(len(command) for command, _ in commands) + 3
+    lines = []
+    for at, (command, what) in enumerate(commands):
+        line = f"{'' if at else 'next':{_width(rows)}}{command}"
+        long = f"{line}{'':{width - len(command)}}{what}"
+        lines.append(long if len(long) <= WIDTH else line)
+    return lines
+
+
+def _width(rows: Mapping[str, str]) -> int:
+    return max(10, *map(len, rows)) + 1
+
+
+def answers(result: Row, folder: Path) -> dict[str, str]:
+    """Return what the files of a run tell, by names of at most a few letters; the failures first.
+
+    Raises the exceptions of damaged files (`edgewire.report.reader.reading`).
+    """
+    main = main_of(result)
+    nodes = nodes_of(Run({}, result, list, folder))
+    unit = "pushes" if "staleness" in result else "rounds"
+    done, rounds = (number(result.get(key)) for key in ("round", "rounds"))
+    at = f"{done:g} of " * ended_early(result) + f"{rounds:g} {unit}" if rounds else unit
+    stopped = result.get("stopped")
+    virtual = None if result.get("link_seconds") else number(result.get("virtual_seconds"))
+    rows = {
+        "stopped": one_line(f"after {at}: {stopped}") if stopped else "",
+        "diverged": f"the model has diverged in {at}" if result.get("diverged") else "",
+        main.name: _measured(result, folder, main),
+        "classes": _worst_class(result),
+        "up, down": _bytes(result),
+        **_over_a_link(result, folder),
+        **node_rows(result, nodes, main),
+        "files": f"{shown(folder)}; {at} in {human_seconds(result['seconds'])}"
+        + (f", on the virtual network {human_seconds(virtual)}" if virtual else "")
+        + f", seed {result['seed']}",
+    }
+    return {name: text for name, text in rows.items() if text}
+
+
+def _measured(result: Row, folder: Path, main: MainMetric) -> str:
+    """Return the main metric with its interval, the best value, and the constant predictor's."""
+    value, best = (number(result.get(f"{kind}{main.name}")) for kind in ("", "best_"))
+    if value is None:
+        return "not measured: there are no samples to test on"
+    data, constant = (_mapping(result, key) for key in ("data", "constant"))
+    count, places, half = number(data.get("test")), None, None
+
+    def text(share: float | None) -> str:
+        return (
+            main.text(share) if places is None or share is None else f"{100 * share:.{places}f} %"
+        )
+
+    parts = [text(value)]
+    if count and main.name == "accuracy" and result.get("objective") == "Classification":
+        low, high = wilson(value, count)
+        half = (high - low) / 2
+        places = 1 if half > 0.005 else 2
+        kind = one_line(str(data.get("kind")), NAME)
+        interval = f"{100 * low:.{places}f} to {100 * high:.{places}f}"
+        parts = [f"{text(value)} (95 % interval by {count:,.0f} test {kind}: {interval})"]
+    elif data and not count:
+        parts = [f"{text(value)} of what the nodes hold back"]
+    rows = _evaluations(result, folder)
+    if best is not None and text(best) != text(value):
+        at = next((row["round"] for row in rows if row[main.name] == best), None)
+        parts.append(f"best {text(best)}" + ("" if at is None else f" (round {at:g})"))
+    if (flat := _flat_since(rows, main.name, half)) is not None:
+        parts.append(f"flat since round {flat:g}")
+    if (other := number(constant.get(main.name))) is not None:
+        parts.append(f'always "{one_line(str(constant.get("class")), NAME)}": {text(other)}')
+    return "; ".join(parts)
+
+
+def _evaluations(result: Row, folder: Path) -> list[Row]:
+    """Return the rows of a run's history with an evaluation; none if it is long or damaged."""
+    name = main_of(result).name
+    try:
+        small = (folder / HISTORY).stat().st_size < LONG_HISTORY
+        rows = read_history(folder / HISTORY, name) if small else []
+    except (OSError, ResultsError):
+        return []
+    return [row for row in rows if row.get(name) is not None]
+
+
+def _mapping(result: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a mapping of a result, which earlier versions lack and which may be damaged."""
+    found = result.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _flat_since(rows: Sequence[Row], name: str, half: float | None) -> float | None:
+    """Return the round since which a metric stays close to its last value; None if it does not.
+
+    `half`: half the interval of the last value; None: there is none.
+    """
+    values = [row[name] for row in rows]
+    if len(values) < FLAT:
+        return None
+    near = SAME * (max(values) - min(values)) if half is None else half
+    moving = [at for at, value in enumerate(values) if abs(value - values[-1]) > near]
+    first = moving[-1] + 1 if moving else 0
+    return float(rows[first]["round"]) if 0 < first <= len(values) - FLAT else None
+
+
+def _worst_class(result: Row) -> str:
+    """Return the class of which the model finds the smallest share, and what it takes it for."""
+    table, names = result.get("confusion"), result.get("class_names")
+    if not isinstance(table, list) or not table or not isinstance(names, list):
+        return ""
+    flat = [value for row in table for value in row]
+    if None in map(number, flat) or {*map(len, table)} != {len(table)} or min(flat) < 0:
+        return ""
+    found = [(row[at] / sum(row), at) for at, row in enumerate(table) if sum(row)]
+    share, at = min(found, default=(1.0, 0))
+    if share == 1.0:
+        return "of each class all were found"
+    name = [one_line(str(names[k] if k < len(names) else k), NAME) for k in range(len(table))]
+    wrong = max((k for k in range(len(table)) if k != at), key=lambda k: table[at][k])
+    text = f'worst: "{name[at]}", {100 * share:.0f} % of {sum(table[at]):,} found'
+    return f'{text}, {table[at][wrong]:,} taken for "{name[wrong]}"'
+
+
+def _bytes(result: Row) -> str:
+    """Return the bytes in both directions, and how many times fewer they are."""
+    sizes = [whole_bytes(result, way) for way in ("uplink", "downlink")]
+    text = ", ".join(human_bytes(sent) for sent, _ in sizes)
+    if min(min(pair) for pair in sizes) <= 0:  # nothing was sent, or the rest is unknown
+        return text
+    ratios = [plain / sent for sent, plain in sizes]
+    if all(abs(ratio - 1) <= BESIDE for ratio in ratios):
+        return f"{text}: this run is not compressed"
+    without = ", ".join(human_bytes(plain) for _, plain in sizes)
+    times = [_times(ratio) for ratio in ratios]
+    if min(ratios) > 1 + BESIDE:
+        told = f"{' and '.join(times)} times fewer"
+    else:
+        told = ", ".join(
+            f"{way} {_times(1 / ratio)} times as many" if ratio < 1 + BESIDE else
+            f"{way} {_times(ratio)} times fewer"
+            for way, ratio in zip(("up", "down"), ratios, strict=True)
+        )  # fmt: skip
+    return f"{text}: {told} than without compression ({without})"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
+
+
+def _over_a_link(result: Row, folder: Path) -> dict[str, str]:
+    """Return how long the run's messages take over its network, or a usual link; {} if unknown."""
+    if (seconds := number(result.get("link_seconds"))) is None:
+        return {}
+    text, without = human_seconds(seconds), number(result.get("link_seconds_float32"))
+    if without is not None and abs(without - seconds) > BESIDE * seconds:
+        text += f", without compression {human_seconds(without)}"
+    name = (readable(read_overrides, folder) or {}).get("network", "")
+    if name == "lora":
+        text += "; at a duty cycle of 1 % about 100 times as long"
+    if name:
+        return {f"over {one_line(name, 20)}": text}
+    rates = (number(result.get(f"link_{way}_mbps")) for way in ("down", "up"))
+    down, up = ("no limit" if rate is None else f"{rate:g} Mbit/s" for rate in rates)
+    return {"on a link": f"{text}; {down} down, {up} up"}
+
+
+def node_rows(result: Row, nodes: Sequence[NodeRecord], main: MainMetric) -> dict[str, str]:
+    """Return what is wrong with the nodes of a run, by kinds; `nodes`: how many answered."""
+    silent = [node.label for node in nodes if node.unanswered]
+    slow = [node for node in notable(nodes) if node.slow and not node.unanswered]
+    rows = {
+        "failed": _failed(result, nodes),
+        "silent": f"{_listed(silent)}: no answer to the last message" if silent else "",
+        "slow": _slow(slow, nodes),
+    }
+    if weak := weak_node(nodes, main):
+        own, mean = map(main.text, weak[1:])
+        rows["weak"] = f"{weak[0].label}: {own} on its own samples, the mean node {mean}"
+    if nodes:
+        fine = sum(n.count("replies") == n.count("messages") or n.waits for n in nodes)
+        rows["nodes"] = f"{fine} of {len(nodes)} answered every message"
+        known = any(node.lag is not None for node in nodes)
+        rows["nodes"] += "; none is slow" if known and not slow else ""
+    return {name: text for name, text in rows.items() if text}
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _failed(result: Row, nodes: Sequence[NodeRecord]) -> str:
+    """Return how many updates failed, at which nodes and why; "" if none did."""
+    if not (failures := result["failures"]):
+        return ""
+    worst = sorted((n for n in nodes if n.failures), key=lambda node: -node.failures)
+    told, reason = [], ""
+    for node in worst[:3]:
+        before, reason = reason, one_line(str(node.told.get("reason") or ""), 60)
+        told.append(f"{node.label} {node.failures:g}" + f", {reason}" * (reason != before))
+    more = f" and {len(worst) - 3} more nodes" if len(worst) > 3 else ""
+    text = f"{failures:,g} of {failures + result['client_updates']:,g} updates"
+    return f"{text}: {'; '.join(told)}{more}" if told else text
+
+
+def _slow(slow: Sequence[NodeRecord], nodes: Sequence[NodeRecord]) -> str:
+    if not slow:
+        return ""
+    first, known = slow[0], [s for node in nodes if (s := node.count("samples")) is not None]
+    text = f"{first.label}: {human_seconds(first.lag)} a reply, {_times(first.times or 0)} times"
+    text += " the usual"
+    usual, own = median(known) if known else 0, first.count("samples")
+    if own is not None and own > 2 * usual:
+        text += f"; {own:,g} samples, the median node has {usual:,g}"
+    others = [node.label for node in slow[1:]]
+    return f"{text}; also {_listed(others)}" if others else text

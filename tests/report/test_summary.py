@@ -1,0 +1,135 @@
+"""The screen about a run: its lines for all kinds of runs, in at most 110 columns and 25 lines."""
+
+import json
+
+import pytest
+
+from edgewire.report.estimate import wilson
+from edgewire.report.summary import WIDTH, screen, trained
+from tests.report.made_runs import add_run, node, write_nodes
+
+DATA = {"train": 1438, "test": 359, "kind": "images", "classes": 10}
+ABOUT = {
+    "algorithm": "fedavg_f2i_both", "parameters": 9610, "data": DATA, "objective": "Classification",
+    "metrics": {"accuracy": {"name": "accuracy", "higher": True, "share": True}},
+}  # fmt: skip
+
+
+@pytest.fixture
+def shown(tmp_path, monkeypatch):
+    """Return a function that makes a run and returns its screen as one text."""
+    monkeypatch.chdir(tmp_path)
+
+    def lines(*overrides, accuracies=(0.1, 0.5, 0.9), nodes=(), config=None, **result):
+        words = " ".join(("seed=0", *overrides))
+        add_run(tmp_path / "run", words, accuracies, config, result=ABOUT | result)
+        if nodes:
+            write_nodes(tmp_path / "run", nodes)
+        found = screen(tmp_path / "run")
+        assert len(found) <= 25
+        assert max(map(len, found)) <= WIDTH
+        return "\n".join(found)
+
+    return lines
+
+
+def test_a_normal_run(shown):
+    text = shown(
+        "network=lora", link_seconds=141.3, link_seconds_float32=505.5, constant={
+            "class": "3", "accuracy": 0.1}, nodes=[node(place) for place in range(10)],
+    )  # fmt: skip
+    expected = """\
+digits (1,438 + 359 images, 10 classes) · mlp, 9,610 parameters · 10 nodes · int8 both ways (fedavg_f2i_both)
+accuracy   90.0 % (95 % interval by 359 test images: 86.5 to 92.7); always "3": 10.0 %
+up, down   20 kB, 40 kB: 10 and 5.0 times fewer than without compression (200 kB, 200 kB)
+over lora  2 min 21 s, without compression 8 min 26 s; at a duty cycle of 1 % about 100 times as long
+nodes      10 of 10 answered every message; none is slow
+files      run; 2 rounds in 0.2 s, seed 0
+next       python run.py predict run FILE   use the model
+           python -m edgewire.report run    curves, bytes, nodes; then: compare"""  # noqa: E501
+    assert text == expected
+
+
+def test_a_run_with_bad_nodes(shown):
+    nodes = [node(place) for place in range(10)]
+    nodes[3] |= {"name": "dev-03", "failures": 6, "reason": "ValueError: sensor 4 gave no reading"}
+    nodes[9] |= {"number": 10, "failures": 5, "reason": "ValueError: sensor 4 gave no reading"}
+    nodes[7] |= {"mean_lag": 7.8, "samples": 466}
+    nodes[1] |= {"accuracy": 0.5}
+    nodes[5] |= {"sent": 5.0, "heard": 3.0, "replies": 9}
+    table = [[98, 2, 0], [18, 60, 4], [0, 0, 0]]
+    text = shown(
+        nodes=nodes, failures=11, client_updates=69, stopped="interrupted", round=8, rounds=20,
+        class_names=["standing", "sitting", 'a "b"'], confusion=table,
+    )  # fmt: skip
+    rows = {line[:11].strip(): line[11:] for line in text.splitlines()[1:]}
+    assert rows["stopped"] == "after 8 of 20 rounds: interrupted"
+    assert rows["classes"] == 'worst: "sitting", 73 % of 82 found, 18 taken for "standing"'
+    assert rows["failed"] == (
+        "11 of 80 updates: node 4 (dev-03) 6, ValueError: sensor 4 gave no reading; node 10 5"
+    )
+    assert rows["silent"] == "node 6: no answer to the last message"
+    slow = "node 8: 7.8 s a reply, 7.8 times the usual; 466 samples, the median node has 20"
+    assert rows["slow"] == slow
+    assert rows["weak"] == "node 2: 50.00 % on its own samples, the mean node 86.00 %"
+    assert rows["nodes"] == "9 of 10 answered every message"
+    assert list(rows).index("failed") < list(rows).index("nodes")
+
+
+@pytest.mark.parametrize(
+    ("options", "row"),
+    [
+        ({"accuracies": (0.1, 0.9, 0.5)}, "best 90.0 % (round 1)"),
+        ({"accuracies": (0.1, *[0.9] * 4)}, "; flat since round 1"),
+        ({"accuracies": (None, None)}, "not measured: there are no samples to test on"),
+        ({"data": {"kind": "rows", "classes": 2}}, "90.00 % of what the nodes hold back"),
+        ({"data": None}, "accuracy   90.00 %\n"),
+        ({"uplink_bytes": 200_000, "downlink_bytes": 200_000}, "this run is not compressed"),
+        (
+            {"uplink_bytes": 400_000},
+            "up 2.0 times as many, down 5.0 times fewer than without compression (200 kB",
+        ),
+        ({"diverged": True}, "the model has diverged in 2 rounds"),
+        ({"staleness": 1.0}, "2 pushes in"),
+        ({"virtual_seconds": 90.0}, "on the virtual network 1 min 30 s"),
+        ({"uplink_bytes": 0, "downlink_bytes": 0, "client_updates": 0}, "0 B, 0 B"),
+        ({"class_names": ["0", "1"], "confusion": [[3, 0], [0, 4]]}, "of each class all were"),
+    ],
+)
+def test_other_runs(shown, options, row):
+    assert row in shown(**options)
+
+
+def test_a_metric_without_an_interval(shown):
+    """A mean error is shown as a number, beside that of the constant predictor."""
+    mae = {"metrics": {"mae": {"name": "mae", "higher": False, "share": False}}}
+    text = shown(
+        **mae, mae=0.1935, best_mae=0.19, constant={"class": 3.2, "mae": 0.9}, objective="R"
+    )
+    assert 'mae        0.1935; best 0.19; always "3.2": 0.9' in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (["algorithm=fedavg_f2i_both", "lr=0.1"], "int8 both ways (fedavg_f2i_both)"),
+        (["+strategy=mine", "downlink=topk"], "fedavg_f2i_both with strategy=mine, downlink=topk"),
+        (["experiment=front"], "experiment=front (FedAvg)"),
+        (["algorithm=fedavg_f2i", "experiment=front"], "int8 both ways (fedavg_f2i_both)"),
+    ],
+)
+def test_a_run_is_named_by_its_overrides(shown, overrides, name):
+    assert shown(*overrides, strategy="FedAvg").splitlines()[0].endswith(f"· {name}")
+
+
+def test_a_data_set_in_a_file_goes_by_its_name(tmp_path):
+    add_run(tmp_path, "", config="dataset: {root: data/customers.csv}")
+    result = json.loads((tmp_path / "result.json").read_text()) | {"dataset": "csv"}
+    assert trained(result, tmp_path) == "customers.csv · mlp · 10 nodes · uncompressed (fedavg)"
+
+
+def test_wilson_is_the_textbooks():
+    low, high = wilson(350 / 359, 359)
+    assert (round(low, 4), round(high, 4)) == (0.953, 0.9868)
+    assert wilson(1.0, 10)[1] == pytest.approx(1)
+    assert wilson(0.0, 10)[0] == 0.0
