@@ -66,7 +66,7 @@ def test_a_run_with_bad_nodes(shown):
     assert rows["stopped"] == "after 8 of 20 rounds: interrupted"
     assert rows["classes"] == 'worst: "sitting", 73 % of 82 found, 18 taken for "standing"'
     assert rows["failed"] == (
-        "11 of 80 updates: node 4 (dev-03) 6, ValueError: sensor 4 gave no reading; node 10 5"
+        "11 of 80 updates: 6 of node 4 (dev-03), ValueError: sensor 4 gave no reading; 5 of node 10"
     )
     assert rows["silent"] == "node 6: no answer to the last message"
     slow = "node 8: 7.8 s a reply, 7.8 times the usual; 466 samples, the median node has 20"

@@ -370,3 +370,35 @@ def test_text_in_csv_files_is_never_a_formula(tmp_path, quick):
         cells = {cell for row in csv.reader((tmp_path / "report" / name).open()) for cell in row}
         text = {cell for cell in cells if cell[:1] in tuple("=+-@") and cell != "-"}
         assert text <= {"-5"}, name
+
+
+def test_a_report_of_several_runs_prints_a_screen(tmp_path, quick, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = {"data": {"train": 1438, "test": 359, "kind": "images", "classes": 10}}
+    for name, up in (("fedavg", 10_000), ("edgewire", 1000)):
+        for seed in range(3):
+            ends = (0.1, 0.5, 0.9 + up / 1e6 + seed / 1000)
+            run = tmp_path / "sweep" / f"{name}{seed}"
+            add_run(run, f"algorithm={name} seed={seed}", ends, up=up, down=up, result=data)
+            write_nodes(run, [node(at, mean_lag=1.0 + 5 * (at == 3)) for at in range(4)])
+    assert main(["sweep"]) == 0
+    printed = capsys.readouterr().out.replace(tmp_path.as_uri(), "file://")
+    lines = [line.rstrip() for line in printed.splitlines()]
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= 110
+    expected = """\
+digits (1,438 + 359 images, 10 classes) · mlp · 10 nodes · 6 runs with 2 different settings
+                       accuracy,           difference,   bytes   bytes
+                               %                points      up    down  failures
+algorithm=fedavg    91.10 ± 0.25                     -  200 kB  200 kB         0
+algorithm=edgewire  90.20 ± 0.25  -0.90 ± 0.00, worse   20 kB   20 kB         0
+differ     algorithm: fedavg, edgewire
+summary    Yes. algorithm=edgewire, with 10 times fewer bytes than Flower: accuracy is worse than
+           algorithm=fedavg (-0.90 ± 0.00 points; seeds: 3).
+bytes      660 kB up and 660 kB down in all runs. algorithm=edgewire sends the fewest: 20 kB up and 20 kB
+           down a run, 10 times and 10 times fewer than Flower without compression.
+nodes      In 6 of 6 runs some are slow, weak or silent, or failed. algorithm=fedavg, seed 0: slow: node 4: 6
+           s a reply, 6.0 times the usual.
+runs       6 finished, without a problem.
+next       python -m webbrowser file:///sweep/report/report.html   the page"""
+    assert lines == expected.splitlines()
