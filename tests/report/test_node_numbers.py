@@ -15,7 +15,8 @@ from tests.runs import composed
 
 WORDS = [
     "dataset=csv", "dataset.target=level", "dataset.group=user", "model=table_mlp",
-    "model.columns=1",    "objective=regression", "partition=natural", "nodes=3", "rounds=2", "engine.workers=1",
+    "model.columns=1", "objective=regression", "partition=natural", "nodes=3", "rounds=2",
+    "engine.workers=1",
 ]  # fmt: skip
 
 

@@ -383,7 +383,7 @@ def test_a_report_of_several_runs_prints_a_screen(tmp_path, quick, capsys, monke
             write_nodes(run, [node(at, mean_lag=1.0 + 5 * (at == 3)) for at in range(4)])
     assert main(["sweep"]) == 0
     printed = capsys.readouterr().out.replace(tmp_path.as_uri(), "file://")
-    lines = [line.rstrip() for line in printed.splitlines()]
+    lines = [line.removesuffix("   the page").rstrip() for line in printed.splitlines()]
     assert len(lines) <= 25
     assert max(map(len, lines)) <= 110
     assert lines == (SCREENS / "several_runs.txt").read_text().splitlines()
