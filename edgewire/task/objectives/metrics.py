@@ -1,0 +1,2 @@
+def main_metrics(counts):
+    return ["accuracy"]
