@@ -124,8 +124,8 @@ def with_objective(composed: DictConfig) -> DictConfig:
     """Return a configuration with the class weights and the metrics of its data.
 
     `objective.class_weights=balanced` becomes the list n / (K * count) of the training samples, as
-    in scikit-learn; a class without a sample has the weight 1. Without `objective.metrics`, top5
-    needs more than ten classes.
+    in scikit-learn; a class without a sample has the weight 1. Without `objective.metrics`, two
+    classes are also measured by F1 and AUROC, and top5 needs more than ten classes.
     """
     objective = OmegaConf.to_container(composed.objective, resolve=True)
     options = cast(dict[str, Any], objective if isinstance(objective, dict) else {})
@@ -146,7 +146,7 @@ def with_objective(composed: DictConfig) -> DictConfig:
     if balanced:
         found["class_weights"] = _weights(data)
     if plain and 0 < data.classes <= 10:
-        found["metrics"] = ["accuracy"]
+        found["metrics"] = ["accuracy", *(("f1", "auroc") if data.classes == 2 else ())]
     return cast(DictConfig, OmegaConf.merge(composed, {"objective": found})) if found else composed
 
 
