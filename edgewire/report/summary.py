@@ -273,17 +273,17 @@ def _over_a_link(result: Row, folder: Path) -> dict[str, str]:
     """Return how long the run's messages take over its network, or a usual link; {} if unknown."""
     if (seconds := number(result.get("link_seconds"))) is None:
         return {}
-    text, without = human_seconds(seconds), number(result.get("link_seconds_float32"))
+    name = one_line((readable(read_overrides, folder) or {}).get("network", ""), 20)
+    down, up = (
+        "no limit" if rate is None else f"{rate:g} Mbit/s"
+        for rate in (number(result.get(f"link_{way}_mbps")) for way in ("down", "up"))
+    )
+    text = human_seconds(seconds) + (f" at {down} down, {up} up" if not name else "")
+    without = number(result.get("link_seconds_float32"))
     if without is not None and abs(without - seconds) > BESIDE * seconds:
         text += f", without compression {human_seconds(without)}"
-    name = (readable(read_overrides, folder) or {}).get("network", "")
-    if name == "lora":
-        text += "; at a duty cycle of 1 % about 100 times as long"
-    if name:
-        return {f"over {one_line(name, 20)}": text}
-    rates = (number(result.get(f"link_{way}_mbps")) for way in ("down", "up"))
-    down, up = ("no limit" if rate is None else f"{rate:g} Mbit/s" for rate in rates)
-    return {"on a link": f"{text}; {down} down, {up} up"}
+    text += "; at a duty cycle of 1 % about 100 times as long" * (name == "lora")
+    return {f"over {name}" if name else "on a link": text}
 
 
 def node_rows(result: Row, nodes: Sequence[NodeRecord], main: MainMetric) -> dict[str, str]:
