@@ -18,7 +18,7 @@ from edgewire.task.errors import MissingOption, NoData, TaskError
 from edgewire.task.tables import cells
 from edgewire.task.tables.cells import OddCells
 from edgewire.task.tables.columns import Column, Columns, Reading, plain_of
-from edgewire.task.tables.files import Rows, read
+from edgewire.task.tables.files import Rows, read, tidy
 from edgewire.task.tables.learn import Wishes, learn
 from edgewire.task.tables.read import inputs_of, lacking, located, rows_of, targets_of
 from edgewire.task.tables.transform import TableTransform
@@ -85,8 +85,8 @@ def table(
             "a table at the server, dataset.root=FILE"
         )
     wishes = Wishes(
-        _names(target), None if inputs is None else _names(inputs), group,
-        {str(name): str(kind) for name, kind in (kinds or {}).items()}, _names(skip),
+        _names(target), None if inputs is None else _names(inputs), next(iter(_names(group)), None),
+        {tidy(name): str(kind) for name, kind in (kinds or {}).items()}, _names(skip),
         None if classes is None else tuple(map(str, classes)),
         Reading(delimiter, decimal, None if missing is None else tuple(missing), header, encoding),
     )  # fmt: skip
@@ -123,7 +123,7 @@ def table(
 
 
 def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(map(str, names or ()))
+    return tuple(map(tidy, (names,) if isinstance(names, str) else names or ()))
 
 
 def _with_target(rows: Rows, target: Sequence[str]) -> Rows:
@@ -272,7 +272,8 @@ def _plain(
     if classes is not None and not isinstance(target, str):
         raise TaskError("dataset.classes names the classes of one target: give dataset.target=NAME")
     return Wishes(
-        names, None if inputs is None else _names(inputs), group, reading=reading, plain=True,
+        names, None if inputs is None else _names(inputs), next(iter(_names(group)), None),
+        reading=reading, plain=True,
         classes=None if classes is None else _names(classes), index=index, on_device=on_device,
     )  # fmt: skip
 
