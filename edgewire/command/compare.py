@@ -262,6 +262,8 @@ class Runs:
 
         Of equal rates it is the middle one. A method without a value stays as it is.
         """
+        if "lr" in self.asked.given:
+            return [*methods]
         self.print("the learning rates are searched first, in short runs")
         rates = {each: self.asked.at_rates(each) for each in methods if each.name != FEW_BYTES}
         rounds = max(2, methods[0].rounds // 3)
