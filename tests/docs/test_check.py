@@ -70,6 +70,10 @@ WRONG = [
     ("python run.py --config-dir my/conf experiment=x", "a test has to run it"),
     ("python run.py resume=x nodes=2", "nodes=2"),
     ("python run.py new", "one name"),
+    ("python run.py predict RUN", "takes 2 words"),
+    ("python run.py export RUN tflite", "no format tflite; there are: onnx, pte, torch"),
+    ("python run.py compare goal=0.95", "METRIC:VALUE"),
+    ("python run.py start=RUN round=3", "round"),
     ("python -m edgewire.report.table x --no-such-option", "--no-such-option"),
     ("python -m edgewire.report.curves x --smooth zero --out y.png", "smooth"),
     ("python -m edgewire.report.tables x", "no module edgewire.report.tables"),
@@ -109,6 +113,10 @@ def test_an_open_quote_and_wrong_syntax_are_errors(tmp_path):
         ("python run.py -m algorithm=fedavg,fedavg_f2i seed=0,1,2", "composed"),
         ("python run.py -m experiment=esgd_baselines dataset.download=true", "composed"),
         ("python run.py resume=outputs/DATE/TIME engine.workers=2", PARSED),
+        ("python run.py predict RUN FILE", PARSED),
+        ("python run.py export RUN onnx", PARSED),
+        ("python run.py compare network=lora goal=accuracy:0.95", "composed"),
+        ("python run.py start=RUN rounds=10", "composed"),
         ("python -m edgewire.report.table multirun/DATE/TIME", PARSED),
         ("python -m edgewire.deploy.node ... --app 5ee960fbac6b...", PARSED),
         ("python -m edgewire.simulation PATH --nodes 10", PARSED),
@@ -130,6 +138,13 @@ def test_only_listed_commands_are_not_checked():
     tutorial = [b for b in blocks(ROOT / TUTORIAL) if b.is_shell]
     left_out = [c.text for b in tutorial for c in b.commands() if NOT_RUN.match(c.text)]
     assert left_out == ["python -m edgewire.report runs/long --watch"]
+
+
+def test_the_readme_shows_what_the_first_command_of_the_tutorial_prints():
+    """The tutorial's commands are run, and what they print is compared with the page."""
+    (shown,) = [b for b in blocks(ROOT / "README.md") if "over lora" in b.text]
+    (printed,) = [b for b in blocks(ROOT / TUTORIAL) if "over lora\n" in b.text]
+    assert shown.text == printed.text
 
 
 def test_the_command_prints_a_table_and_the_mistakes(tmp_path, capsys, monkeypatch):

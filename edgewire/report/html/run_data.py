@@ -52,7 +52,10 @@ LESS = 1.2  # a group is compressed if its ratio is this many times the lowest r
 CHECKPOINT = "checkpoint"
 NOT_FINISHED = "not finished"  # a key of unfinished runs: no finished run is in their group
 # before the run has a result, these names tell that a value is a share of which more is better
-SHARES = ("accuracy", "top5", "auroc", "iou")
+SHARES = (
+    *("accuracy", "top5", "auroc", "iou", "balanced_accuracy", "f1", "precision", "recall"),
+    "average_precision",
+)
 WAYS = {"uplink": "up", "downlink": "down"}
 
 
@@ -138,6 +141,11 @@ class ReportRuns:
     keys: Sequence[str]
     metric: MainMetric
     records: Sequence[RunRecord]
+
+    @property
+    def single(self) -> Run | None:
+        """The run that the report is about; None if there are several, or if none has results."""
+        return self.groups[0].runs[0] if len(self.records) == len(self.groups) == 1 else None
 
     @property
     def coloured(self) -> list[ReportGroup]:

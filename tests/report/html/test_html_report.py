@@ -12,7 +12,7 @@ from edgewire.conf.network import network_named
 from edgewire.report.__main__ import main
 from edgewire.report.estimate import paired
 from edgewire.report.html import canvas, html_report
-from tests.report.made_runs import Page, add_job, add_run, history, node, write_nodes
+from tests.report.made_runs import SCREENS, Page, add_job, add_run, history, node, write_nodes
 
 PLAIN, GOOD, BAD = (0.90, 0.91, 0.92), (0.899, 0.912, 0.919), (0.80, 0.81, 0.82)
 
@@ -117,11 +117,15 @@ def test_the_only_run_has_a_report(tmp_path, quick, capsys):
     add_run(tmp_path / "run", "algorithm=fedavg_f2i seed=3")
     found = made(tmp_path / "run")
     assert found.column("summary", "accuracy, %") == ["90.00"]
-    assert "Not known from these runs." in found.text
-    assert "settings" not in found.tables
+    assert found.tables["settings"][1:] == [["algorithm", "fedavg_f2i"]]
     page = tmp_path / "run" / "report" / "report.html"
-    lines = [f"report: {page}", f"open it: python -m webbrowser {page.as_uri()}"]
-    assert capsys.readouterr().out.splitlines() == lines
+    first, *others, last = capsys.readouterr().out.splitlines()
+    assert first == "digits · mlp · 10 nodes · uncompressed (fedavg)"
+    assert last.split() == ["next", "python", "-m", "webbrowser", page.as_uri()]
+    for line in others:  # the page gives the same answers
+        assert line[11:] in found.text
+    made(tmp_path / "run", "--quiet")
+    assert capsys.readouterr().out == f"{page}\n"
 
 
 REGRESSION = {"metrics": {"mae": {"name": "mae", "higher": False, "share": False}}}
@@ -279,12 +283,12 @@ def test_nodes_that_are_slow_or_fail_are_named(tmp_path, quick):
     slow, failed = node(3, mean_lag=4.0), node(5, failures=2, replies=8, reason="time-out")
     write_nodes(tmp_path, [node(0), node(1), slow, node(4), failed])
     found = made(tmp_path)
-    assert "Node 4." in found.text
-    assert "Most failures: node 6 (2)." in found.text
+    assert "node 4: 4 s a reply, 4.0 times the usual" in found.text
+    assert [row[0] for row in found.tables["nodes"][3:]] == ["1", "2", "5"]  # then the others
     rows = [dict(zip(found.tables["nodes"][0], row, strict=True))
             for row in found.tables["nodes"][1:]]  # fmt: skip
     heads = ("node", "× usual", "failures", "last failure")
-    assert [tuple(row[head] for head in heads) for row in rows] == [
+    assert [tuple(row[head] for head in heads) for row in rows[:2]] == [
         ("4", "4×", "0", ""),
         ("6", "1×", "2", "time-out"),
     ]
@@ -298,8 +302,8 @@ def test_a_run_that_ended_early_names_the_nodes_that_do_not_answer(tmp_path, qui
     quiet = node(1, waiting=True, sent=2.0, heard=2.0)
     write_nodes(tmp_path, [node(0, waiting=False, sent=2.0, heard=3.0), quiet])
     found = made(tmp_path)
-    assert "Without an answer to the last message: node 2." in found.text
-    assert found.column("nodes", "state") == ["does not answer"]
+    assert "node 2: no answer to the last message" in found.text
+    assert found.column("nodes", "state") == ["does not answer", "answers"]
     assert found.column("runs", "outcome") == ["ended at 2 of 100"]
     assert "without a problem" not in found.text
 
@@ -366,3 +370,20 @@ def test_text_in_csv_files_is_never_a_formula(tmp_path, quick):
         cells = {cell for row in csv.reader((tmp_path / "report" / name).open()) for cell in row}
         text = {cell for cell in cells if cell[:1] in tuple("=+-@") and cell != "-"}
         assert text <= {"-5"}, name
+
+
+def test_a_report_of_several_runs_prints_a_screen(tmp_path, quick, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = {"data": {"train": 1438, "test": 359, "kind": "images", "classes": 10}}
+    for name, up in (("fedavg", 10_000), ("edgewire", 1000)):
+        for seed in range(3):
+            ends = (0.1, 0.5, 0.9 + up / 1e6 + seed / 1000)
+            run = tmp_path / "sweep" / f"{name}{seed}"
+            add_run(run, f"algorithm={name} seed={seed}", ends, up=up, down=up, result=data)
+            write_nodes(run, [node(at, mean_lag=1.0 + 5 * (at == 3)) for at in range(4)])
+    assert main(["sweep"]) == 0
+    printed = capsys.readouterr().out.replace(tmp_path.as_uri(), "file://")
+    lines = [line.removesuffix("   the page").rstrip() for line in printed.splitlines()]
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= 110
+    assert lines == (SCREENS / "several_runs.txt").read_text().splitlines()
