@@ -184,8 +184,7 @@ class Asked:
             preset = self.compose(f"algorithm={name}", task=False)
             own = cast(dict[str, Any], OmegaConf.to_container(preset))["lr"]
             lr = f"{own:.4g}" if isinstance(own, float) and "lr" not in self.given else rate
-            pushes = any("pushes" in each.strategy for each in (preset, self.base))
-            found.append(Method(name, lr, (), pushes, *lengths))
+            found.append(Method(name, lr, (), "pushes" in preset.strategy, *lengths))
         return found
 
     def at_rates(self, method: Method) -> list[Method]:
