@@ -239,6 +239,7 @@ class Runs:
             self.print(f"run {done} of {len(jobs)} is done: {method}, seed {seed}: {value}{rest}")
 
         words = [*asked.options, "hydra/sweeper=cases", *asked.task, *asked.network]
+        words += ["hydra.sweeper.params=null"]  # those of an experiment
         words += [f"hydra.sweep.dir={quoted(str(self.folder / name))}"]
         logging.disable(logging.WARNING)  # a rate that is too high has many
         try:

@@ -204,7 +204,8 @@ def run(composed: DictConfig, folder: Path) -> None:
     if hydra.mode is RunMode.MULTIRUN:
         said = f"{metric.name} {metric.text(result.get(metric.name))}"
         line = SweepEnd.line(hydra.job.num, hydra.overrides.task, said)
-        (console if caller().progress else silent).print(line, markup=False, soft_wrap=True)
+        quiet = caller().ended or not caller().progress  # the caller prints a line of its own
+        (silent if quiet else console).print(line, markup=False, soft_wrap=True)
         screen = silent
     screen.print("\n".join(summary(folder)), markup=False, soft_wrap=True)
     if result.get("segments"):
