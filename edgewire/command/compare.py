@@ -208,7 +208,7 @@ class Runs:
     def print(self, *lines: object) -> None:
         """Print texts as they are, and tables."""
         for line in lines:
-            self.console.print(line, markup=False, soft_wrap=not isinstance(line, Table))
+            self.console.print(line, markup=False)
 
     def make(
         self, name: str, methods: Iterable[Method], seeds: Sequence[int], every: float = BETWEEN
@@ -294,7 +294,7 @@ def compare(words: Sequence[str]) -> int:
     if {"-h", "--help"} & set(words):
         print(USAGE)
         return 0
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = WIDTH
     try:
@@ -305,7 +305,7 @@ def compare(words: Sequence[str]) -> int:
             return search(asked, console)
         return _compare(asked, console)
     except (RunFailed, ConfigError, TaskError, ResultsError) as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        console.print(f"error: {error}", markup=False)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -315,7 +315,8 @@ def _compare(asked: Asked, console: Console) -> int:
     if beside := [key for key in ("minutes", "bytes") if key in asked.given]:
         raise ConfigError(f"{beside[0]}= goes with goal=, as in goal=accuracy:0.9 network=lora")
     methods, seeds = asked.methods(NAMES), asked.seeds
-    title = f", {methods[0].rounds} rounds · {len(methods)} methods x {len(seeds)} seeds"
+    rounds = f"{methods[0].rounds} round{'s' * (methods[0].rounds > 1)}"
+    title = f", {rounds} · {len(methods)} methods x {len(seeds)} seeds"
     runs = Runs(asked, console, title)
     methods = methods if asked.is_known else runs.with_best_rates(methods)
     done = runs.make("runs", methods, seeds, every=0)
@@ -326,7 +327,7 @@ def _compare(asked: Asked, console: Console) -> int:
     nexts = {
         f"python -m edgewire.report {shlex.quote(str(runs.folder / 'runs'))}": "all pictures",
         OWN_DATA: "your own data",
-        f"python run.py compare {goal}": "the fewest bytes without a loss",
+        f"python run.py compare {goal}": "fewest bytes, no loss",
     }
     if asked.task:
         del nexts[OWN_DATA]
