@@ -109,6 +109,18 @@ def _own_data(config: Config, folder: str | None) -> Data:
     return Data(split, split, PHOTOS, len(set(d.classes)))
 
 
+def table_options(config: Config, folder: str | None = None) -> dict[str, Any]:
+    """Return the arguments of `table` for a configuration without columns; `folder`: a device's.
+
+    Raises `ConfigError` for another data set.
+    """
+    d, table = config.dataset, "edgewire.task.datasets.table.table"
+    if d.own.get("_target_") != table:
+        raise ConfigError("dataset.columns=survey is for dataset=table")
+    own = {key: value for key, value in d.own.items() if key not in ("_target_", "columns")}
+    return {**own, **_arguments(d, folder)}
+
+
 def _without_root(name: str) -> str:
     return (
         f"a device's own data need a dataset= that reads them, such as csv or imagefolder, or a "

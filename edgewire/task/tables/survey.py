@@ -137,10 +137,10 @@ def line(text: str) -> str:
     return " ".join(text.split())[:200]
 
 
-def refused(surveys: Mapping[str, Survey], target: Sequence[str] = ()) -> dict[str, str]:
+def refused(surveys: Mapping[int, Survey], target: Sequence[str] = ()) -> dict[int, str]:
     """Return the nodes with a column unlike that of most nodes, or with a bad one, and why.
 
-    `surveys`: by what messages call the node. `target`: the columns that each node must have.
+    `surveys`: by node. `target`: the columns that each node must have.
     """
     kinds = {node: each.kinds for node, each in surveys.items()}
     reasons = {
@@ -150,7 +150,7 @@ def refused(surveys: Mapping[str, Survey], target: Sequence[str] = ()) -> dict[s
     for name in dict.fromkeys(name for each in kinds.values() for name in each):
         found = {node: each.get(name, ABSENT) for node, each in kinds.items()}
         votes = Counter(kind for kind in found.values() if kind)
-        usual = next((kind for kind, n in votes.items() if 2 * n > votes.total()), "unlike")
+        usual = next((kind for kind, n in votes.items() if 2 * n > votes.total()), "another kind")
         if usual == ABSENT and name not in target:
             continue
         for node, kind in found.items():
