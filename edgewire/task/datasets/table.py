@@ -20,7 +20,7 @@ from edgewire.task.errors import MissingOption, NoData, TaskError
 from edgewire.task.tables import cells
 from edgewire.task.tables.cells import OddCells
 from edgewire.task.tables.columns import Column, Columns, Reading, plain_of
-from edgewire.task.tables.files import Rows, read
+from edgewire.task.tables.files import Rows, read, tidy
 from edgewire.task.tables.learn import Wishes, learn, survey_of
 from edgewire.task.tables.read import inputs_of, lacking, located, rows_of, targets_of
 from edgewire.task.tables.survey import LEAST_ROWS, Survey
@@ -146,8 +146,9 @@ def _wishes(given: Mapping[str, Any]) -> Wishes:
     words = (given[key] for key in ("delimiter", "decimal", "header", "encoding"))
     delimiter, decimal, header, encoding = words
     return Wishes(
-        _names(given["target"]), None if inputs is None else _names(inputs), given["group"],
-        {str(name): str(kind) for name, kind in (given["kinds"] or {}).items()},
+        _names(given["target"]), None if inputs is None else _names(inputs),
+        next(iter(_names(given["group"])), None),
+        {tidy(name): str(kind) for name, kind in (given["kinds"] or {}).items()},
         _names(given["skip"]), None if classes is None else tuple(map(str, classes)),
         Reading(delimiter, decimal, None if missing is None else tuple(missing), header, encoding),
     )  # fmt: skip
@@ -163,7 +164,7 @@ def _read(
 
 
 def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(map(str, names or ()))
+    return tuple(map(tidy, (names,) if isinstance(names, str) else names or ()))
 
 
 def _with_target(rows: Rows, target: Sequence[str]) -> Rows:
@@ -192,7 +193,7 @@ def _data(
         _warn_of_unknown(rows, columns, inputs)
     if targets is None and columns.target:
         raise TaskError(f"{rows.place} has {lacking(rows, [columns.target[0].name], 'target')}")
-    groups = None if columns.group is None else _groups(rows, columns.group)
+    groups, names = (None, ()) if columns.group is None else _groups(rows, columns.group)
     spans = [(0, count(inputs))] if cut is None else [(0, cut), (cut, count(inputs))]
     data = data_of(
         [rows_between(inputs, *span) for span in spans],
@@ -204,7 +205,7 @@ def _data(
         transform=TableTransform([plain_of(each) for each in columns.features]),
         class_names=columns.classes,
     )
-    return replace(data, columns=columns)
+    return replace(data, columns=columns, group_names=names)
 
 
 def _warn_of_unknown(rows: Rows, columns: Columns, inputs: Tensors) -> None:
@@ -238,8 +239,8 @@ def _without_rows(columns: Columns) -> Data:
     return Data(split, split, transform, len(names), names, columns=columns)
 
 
-def _groups(rows: Rows, name: str) -> Tensor:
-    """Return the number of each row's group, int64 (N,)."""
+def _groups(rows: Rows, name: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Return the number of each row's group, int64 (N,), and the names of the groups."""
     column = rows.table.column(located(rows, [name], "group")[name])
     try:
         places, texts = cells.encoded(column, rows.reading.missing or ())
@@ -258,7 +259,7 @@ def _groups(rows: Rows, name: str) -> Tensor:
     order = sorted(range(len(named)), key=lambda at: (int(named[at]) if whole else 0, named[at]))
     ranks = np.empty(len(named), np.int64)
     ranks[order] = np.arange(len(named))
-    return torch.from_numpy(ranks[places])
+    return torch.from_numpy(ranks[places]), tuple(named[at] for at in order)
 
 
 def csv(
@@ -328,7 +329,8 @@ def _plain(
     if classes is not None and not isinstance(target, str):
         raise TaskError("dataset.classes names the classes of one target: give dataset.target=NAME")
     return Wishes(
-        names, None if inputs is None else _names(inputs), group, reading=reading, plain=True,
+        names, None if inputs is None else _names(inputs), next(iter(_names(group)), None),
+        reading=reading, plain=True,
         classes=None if classes is None else _names(classes), index=index, on_device=on_device,
     )  # fmt: skip
 
