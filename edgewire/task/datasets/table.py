@@ -16,7 +16,7 @@ from torch import Tensor
 
 from edgewire.task.datasets.data import Data, Split, holdout
 from edgewire.task.datasets.files import data_of, files_of
-from edgewire.task.errors import MissingOption, NoData, TaskError
+from edgewire.task.errors import MissingOption, TaskError
 from edgewire.task.tables import cells
 from edgewire.task.tables.cells import OddCells
 from edgewire.task.tables.columns import Column, Columns, Reading, plain_of
@@ -88,12 +88,7 @@ def table(
             "a device's own table needs the columns that all devices use: dataset.columns=FILE, or "
             "a table at the server, dataset.root=FILE"
         )
-    try:
-        train_files, test_files = files_of(root, ANY)
-    except NoData:
-        if known is None or root is not None:
-            raise
-        return _without_rows(known)
+    train_files, test_files = files_of(root, ANY)
     files = [*train_files, *(test_files if not on_device else ())]
     stats = [(str(file.absolute()), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
     key = (*stats, len(train_files), str(wishes), drop_missing, test_share, on_device)
@@ -222,8 +217,9 @@ def _warn_of_unknown(rows: Rows, columns: Columns, inputs: Tensors) -> None:
         log.warning("%s: %s", rows.place, ", ".join(found[:MOST_NAMED]))
 
 
-def _without_rows(columns: Columns) -> Data:
-    """Return a table's data without a row, at a server whose nodes have all rows."""
+def without_rows(text: str) -> Data:
+    """Return the data of a server whose nodes have all of a table; `text`: the columns as JSON."""
+    columns = Columns.from_json(text)
     scalars = [each for each in columns.features if each.kind != "window"]
     windows = [each for each in columns.features if each.kind == "window"]
     tensors = [torch.empty(0, len(scalars), dtype=torch.float64)] if scalars else []
