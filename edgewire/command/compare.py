@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from statistics import fmean
 
 from rich.console import Console
@@ -28,6 +27,7 @@ from edgewire.command.methods import (
     with_best_rates,
 )
 from edgewire.command.python_api import RunFailed
+from edgewire.command.run_result import RunResult
 from edgewire.conf.network import network_named
 from edgewire.conf.schema import ConfigError
 from edgewire.report.estimate import Estimate, estimate, paired
@@ -35,7 +35,6 @@ from edgewire.report.format import NOTHING, decimals, human_bytes, human_seconds
 from edgewire.report.link_time import seconds_over
 from edgewire.report.metric import MainMetric
 from edgewire.report.reader import ResultsError
-from edgewire.report.run_result import RunResult
 from edgewire.report.runs import read_settings
 
 LINK = "lora"  # of the column of times, if the words name no network

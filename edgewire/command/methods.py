@@ -19,6 +19,7 @@ from rich.console import Console
 
 from edgewire.command.python_api import run_sweep
 from edgewire.command.run_lock import new_folder
+from edgewire.command.run_result import RunResult
 from edgewire.command.saved_config import options_first, quoted
 from edgewire.conf.load import HERE, compose_config
 from edgewire.conf.schema import Config, ConfigError
@@ -26,7 +27,6 @@ from edgewire.conf.words import explained
 from edgewire.report.format import human_seconds
 from edgewire.report.metric import MainMetric, main_of
 from edgewire.report.reader import readable
-from edgewire.report.run_result import RunResult
 from edgewire.report.runs import failed_line, read_result
 
 UNCOMPRESSED, FEW_BYTES = "fedavg", "edgewire"

@@ -22,9 +22,9 @@ from hydra.core.global_hydra import GlobalHydra
 from edgewire.command.exit import Caller, Failed, Stopped, called_from
 from edgewire.command.hydra_main import run_hydra
 from edgewire.command.job import RUN
+from edgewire.command.run_result import RunResult, SweepResult
 from edgewire.command.saved_config import CONTINUE, RESUME, START, quoted
 from edgewire.command.sweep import SweepEnd
-from edgewire.report.run_result import RunResult, SweepResult
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # texts that Hydra reads without quotes
 _WORDS = ("null", "true", "false", "nan", "inf")  # Hydra reads these as other values than texts

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from statistics import fmean, median_low, stdev
+from statistics import fmean, stdev
 
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -37,13 +37,13 @@ from edgewire.command.methods import (
     trained,
     with_best_rates,
 )
+from edgewire.command.run_result import RunResult
 from edgewire.conf.load import typed
 from edgewire.conf.own_packages import look_in
 from edgewire.conf.schema import ConfigError
 from edgewire.report.format import NOTHING, decimals, human_bytes, human_seconds
 from edgewire.report.metric import MainMetric
 from edgewire.report.reader import ResultsError
-from edgewire.report.run_result import RunResult
 from edgewire.report.runs import Run, first_at
 from edgewire.strategy.run.whole_files import replace_file
 
