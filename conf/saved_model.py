@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,7 @@ from edgewire.conf.trust import NodeGrants, abbreviate
 from edgewire.task.datasets import Data
 from edgewire.task.errors import TaskError
 from edgewire.task.finetuning import in_dtype
-from edgewire.task.model_info import ModelInfo, described, read_model
+from edgewire.task.model_info import LOOKED_AT, ModelInfo, described, read_model
 from edgewire.task.predictor import Predictor
 from edgewire.task.steps import evaluation_batch
 from edgewire.task.transforms import restored, saved
@@ -39,7 +38,7 @@ def info_of(config: Config, data: Data) -> ModelInfo:
     """Return what a run's model file says of its model."""
     objective, transform = dict(config.objective), saved(data.transform)
     adapter = None if config.adapter["_target_"] == PLAIN else dict(config.adapter)
-    model, columns = model_node(config, data), getattr(data, "columns", None)
+    model = model_node(config, data)
     names = [name for _, name in _targets(model, adapter, objective, transform)]
     tops = dict.fromkeys(name.partition(".")[0] for name in names)
     packages = [word.partition("@")[0] for word in config.packages]
@@ -47,14 +46,15 @@ def info_of(config: Config, data: Data) -> ModelInfo:
         config.dataset.name,
         model,
         objective,
-        described(data.train.inputs),
+        # A table's least and largest values may be a person's; its columns tell enough.
+        described(data.train.inputs, LOOKED_AT if data.columns is None else 0),
         transform,
         adapter,
         config.model.dtype,
         _reader(config, data),
         data.classes,
         [*data.class_names],
-        None if columns is None else asdict(columns),
+        None if data.columns is None else data.columns.to_json(),
         [_marked(each) for each in dict.fromkeys([*packages, *tops]) if each != "edgewire"],
         config.seed,
         evaluation_batch(objective_of(config), config.batch_size),

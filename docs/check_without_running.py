@@ -25,6 +25,8 @@ from docs.commands import Command
 
 ROOT = Path(__file__).parents[1]
 COMPOSED, PARSED, LISTED = "composed", "parsed", "listed"  # kinds of checks
+GOAL = re.compile(r"goal=\w+:[\d.]+")
+OF_COMPARE = ("goal=", "minutes=", "bytes=")  # words of `compare` that are no overrides
 JOBS = 8  # of a sweep, at most, are composed
 SECONDS = 120  # a module's import and its parser need less
 # modules whose only arguments are the overrides of a run; they add these to their `SETTINGS`
@@ -109,16 +111,24 @@ def check_run(words: Sequence[str]) -> Checked:
     Raises `Wrong` for the first mistake.
     """
     from edgewire.command import saved_config
-    from edgewire.command.main import COMPARE
+    from edgewire.command.main import COMPARE, EXPORT, PREDICT
     from edgewire.command.new_task import NEW
-    from edgewire.command.saved_config import BESIDE, RESUME, options_first
+    from edgewire.command.saved_config import BESIDE, RESUME, START, options_first
 
     if words[:1] == [NEW]:
         if len(words) != 2:
             raise Wrong(f"run.py {NEW} takes one name")
         return Checked(PARSED)
+    if words[:1] == [PREDICT]:
+        return _expect_use(words, 3)
+    if words[:1] == [EXPORT]:
+        return _expect_use(words, 3, 4)
     if words[:1] == [COMPARE]:  # it makes a sweep of its overrides
-        words = ["--multirun", *words[1:]]
+        if wrong := [w for w in words if w.startswith("goal=") and not GOAL.fullmatch(w)]:
+            raise Wrong(f"{wrong[0]}: it must be METRIC:VALUE or within:VALUE")
+        words = ["--multirun", *(w for w in words[1:] if not w.startswith(OF_COMPARE))]
+    if words[:1] and words[0].startswith(f"{START}="):  # the others change RUN's configuration
+        words = words[1:]
     # `continue=` continues a sweep, where this version has it.
     for key in (RESUME, getattr(saved_config, "CONTINUE", RESUME)):
         if any(word.startswith(f"{key}=") for word in words):
@@ -141,6 +151,19 @@ def check_run(words: Sequence[str]) -> Checked:
     except Exception as error:  # Hydra, OmegaConf and the checks raise a dozen types
         raise Wrong(str(error).strip().splitlines()[0]) from error
     return Checked(COMPOSED)
+
+
+def _expect_use(words: Sequence[str], *counts: int) -> Checked:
+    """Check `predict RUN FILE` or `export RUN FORMAT [FILE]`, which have `counts` words."""
+    from edgewire.command.main import EXPORT
+    from edgewire.task.export import ENDS
+
+    plain = [word for word in words if not word.startswith("--")]
+    if len(plain) not in counts:
+        raise Wrong(f"run.py {words[0]} takes {counts[0] - 1} words, not {len(plain) - 1}")
+    if plain[0] == EXPORT and plain[2] not in ENDS:
+        raise Wrong(f"no format {plain[2]}; there are: {', '.join(ENDS)}")
+    return Checked(PARSED)
 
 
 def _jobs(words: Sequence[str], sweep: bool) -> list[list[str]]:

@@ -108,6 +108,7 @@ class RunStrategy(Strategy):
         self.state = self.State()
         self.initial: Initial | None = None
         self.evaluate_metrics: MetricRecord | None = None
+        self.evaluated: dict[str, Any] | None = None
         self.on_state_complete: Callable[[], None] | None = None
         self._goes_on = False  # whether `start` resumes a loaded state
         super().__init__(*wrapped)

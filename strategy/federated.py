@@ -35,6 +35,7 @@ from edgewire.compression.flower.server.statistics_averaging import mean, values
 from edgewire.compression.screening import Screening
 from edgewire.strategy.aggregation import NodeMeans
 from edgewire.strategy.base import RunStrategy, Started
+from edgewire.strategy.node_sums import take_keys, totals
 from edgewire.strategy.run.serialization import Tagged, expect_savable
 from edgewire.task.objectives import Objective
 
@@ -260,12 +261,14 @@ class Federated(RunStrategy, StatisticsAveraging):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Aggregate the nodes' sums, and store the metrics that these define."""
+        """Aggregate the nodes' sums, and store them and the metrics that they define."""
+        keys, samples = take_keys(replies := list(replies))
         with global_random(self._random):
             found = super().aggregate_evaluate(server_round, replies)
         if found is not None and self._defined is not None:
             every, within = (-math.inf, math.inf), dict[str, Any]()
-            for name, value in self._defined(found).items():
+            self.evaluated = {**totals(found, samples), **keys}
+            for name, value in self._defined(self.evaluated, samples=samples).items():
                 low, high = self._bounds.get(name, every)
                 if low - ROUNDING <= value <= high + ROUNDING:
                     within[name] = min(max(value, low), high)

@@ -23,6 +23,7 @@ ACCURACY = "accuracy"  # of an evaluation, from 0 to 1
 EXAMPLES = "num-examples"  # number of samples that the update was trained on; read by servers
 STEPS = "num-steps"  # number of local steps; read by servers, and by the virtual clock
 SECONDS = "seconds"  # real seconds that the node has worked; read by servers
+KEYS = "/keys"  # ends the name of a sum that is a list of keys (`edgewire.task.objectives.base`)
 DRIFT = "drift"  # L2 distance between the node's model and the server's (`NodeReplica.masked`)
 
 # The names that take one byte in compact records (`compact_records.py`). Their order is part of the

@@ -6,22 +6,33 @@ seconds are in the functions.
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from edgewire.conf.load import HERE as CONF
 from edgewire.conf.load import typed
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, confine_data
 from edgewire.task.errors import TaskError
+from edgewire.task.tables.columns import Columns
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from edgewire.task.datasets import Data
 
 SUPERLINK = (
     "edgewire.engines.superlink.run_on_superlink"  # the engine that submits runs to a server
 )
+TABLE = "edgewire.task.datasets.table.table"
+TABLE_MLP = "edgewire.task.models.vectors.table_mlp"
+REGRESSION = "edgewire.task.objectives.regression.Regression"
 CLASSIFICATION = "edgewire.task.objectives.classification.Classification"
 BALANCED = "balanced"
 
@@ -31,15 +42,90 @@ def from_data(composed: DictConfig) -> DictConfig:
 
     Raises `ConfigError` or `TaskError` in one line if the data that a value needs cannot be read.
     """
-    return with_objective(composed)
+    return with_objective(with_columns(composed))
+
+
+def with_columns(composed: DictConfig) -> DictConfig:
+    """Return a configuration with the columns of its table, and what they decide.
+
+    These are the size of the model, if `task=table` has chosen it, and the objective, unless the
+    user has: classes are measured by `main_metrics`, and numbers are learned standardised.
+    """
+    given = OmegaConf.to_container(composed.dataset, resolve=True)
+    own = cast(dict[str, Any], given if isinstance(given, dict) else {})
+    columns = own.get("columns")
+    if own.get("_target_") != TABLE or str(columns).startswith("{"):
+        return composed
+    found = cast(DictConfig, OmegaConf.merge(composed))  # a copy
+    if columns is not None:
+        found.dataset.columns = _of_file(str(columns))
+    unweighted = {"class_weights": None} if "class_weights" in found.objective else {}
+    plain = cast(DictConfig, OmegaConf.merge(found, {"objective": unweighted}))
+    data = loaded(as_the_server_reads(typed(plain)))
+    if data.columns is None:
+        raise ConfigError(
+            "there is no table here: give dataset.root=FILE, or dataset.columns=FILE with the "
+            "columns of the nodes' tables"
+        )
+    found.dataset.columns = data.columns.to_json()
+    if found.model.get("_target_") == TABLE_MLP:
+        found.model = _sized(found.model, data)
+    chosen = any(word.startswith("objective=") for word in HydraConfig.get().overrides.task)
+    objective = found.objective.get("_target_")
+    target = data.columns.target
+    if objective == CLASSIFICATION and target and not data.columns.classes and not chosen:
+        metrics = found.objective.get("metrics")
+        found.objective = OmegaConf.load(CONF / "objective" / "regression.yaml")
+        found.objective.metrics = metrics
+        objective = REGRESSION
+    if objective == REGRESSION and target and found.objective.get("scale", 1.0) == 1.0:
+        mean = sum(each.mean for each in target) / len(target)
+        squares = sum(each.std**2 + (each.mean - mean) ** 2 for each in target)
+        scale = math.sqrt(squares / len(target)) or 1.0
+        found.objective = OmegaConf.merge(found.objective, {"mean": mean, "scale": scale})
+    if objective == CLASSIFICATION and found.objective.get("metrics") is None and data.classes:
+        from edgewire.task.objectives.metrics import main_metrics
+
+        found.objective.metrics = main_metrics(_counts(data).long().tolist())
+    return found
+
+
+def _of_file(name: str) -> str:
+    """Return the columns in a file: a run's .hydra/config.yaml, or one of columns alone."""
+    plain = OmegaConf.to_container(OmegaConf.load(Path(name).expanduser()))
+    inner = plain.get("dataset", {}).get("columns") if isinstance(plain, dict) else None
+    return Columns.from_json(inner or json.dumps(plain)).to_json()
+
+
+def _sized(model: DictConfig, data: Data) -> DictConfig:
+    """Return `model`, or a model for windows, with the numbers of the data's inputs and outputs."""
+    from edgewire.task.tensors import leaves
+
+    inputs = leaves(data.example)
+    outputs = data.classes or (len(data.columns.target) if data.columns else 1) or 1
+    windows = [each.shape[1] for each in inputs if each.dim() == 3]
+    sizes: dict[Any, int] = {}
+    if inputs[0].dim() == 2:
+        sizes["columns"] = inputs[0].shape[1]
+    if not windows:
+        return cast(DictConfig, OmegaConf.merge(model, {**sizes, "outputs": outputs}))
+    name = "rows_and_windows" if sizes else "window_cnn"
+    before, new = (
+        cast(DictConfig, OmegaConf.load(CONF / "model" / f"{each}.yaml"))
+        for each in ("table_mlp", name)
+    )
+    kept = {key: value for key, value in model.items() if key not in before or value != before[key]}
+    last = "outputs" if sizes else "classes"
+    merged = OmegaConf.merge(new, kept, {**sizes, "channels": windows[0], last: outputs})
+    return cast(DictConfig, merged)
 
 
 def with_objective(composed: DictConfig) -> DictConfig:
     """Return a configuration with the class weights and the metrics of its data.
 
     `objective.class_weights=balanced` becomes the list n / (K * count) of the training samples, as
-    in scikit-learn; a class without a sample has the weight 1. Without `objective.metrics`, top5
-    needs more than ten classes.
+    in scikit-learn; a class without a sample has the weight 1. Without `objective.metrics`, two
+    classes are also measured by F1 and AUROC, and top5 needs more than ten classes.
     """
     objective = OmegaConf.to_container(composed.objective, resolve=True)
     options = cast(dict[str, Any], objective if isinstance(objective, dict) else {})
@@ -60,7 +146,7 @@ def with_objective(composed: DictConfig) -> DictConfig:
     if balanced:
         found["class_weights"] = _weights(data)
     if plain and 0 < data.classes <= 10:
-        found["metrics"] = ["accuracy"]
+        found["metrics"] = ["accuracy", *(("f1", "auroc") if data.classes == 2 else ())]
     return cast(DictConfig, OmegaConf.merge(composed, {"objective": found})) if found else composed
 
 
@@ -74,9 +160,19 @@ def _weights(data: Data) -> list[float]:
             "objective.class_weights=balanced needs training samples with classes, and there are "
             "none here: give the weights, as in objective.class_weights=[1.0,2.5]"
         )
-    counts = torch.bincount(targets[targets >= 0].flatten(), minlength=data.classes).double()
+    counts = _counts(data)
     weights = counts.sum() / (len(counts) * counts)
     return cast(list[float], weights.masked_fill(counts == 0, 1.0).tolist())
+
+
+def _counts(data: Data) -> Tensor:
+    """Return the number of training samples of each class, float64 (K,)."""
+    import torch
+
+    from edgewire.task.tensors import only
+
+    targets = only(data.train.targets)
+    return torch.bincount(targets[targets >= 0].flatten(), minlength=data.classes).double()
 
 
 def loaded(config: Config) -> Data:

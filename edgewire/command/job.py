@@ -25,7 +25,15 @@ from edgewire.command.exit import Diverged, Failed, caller, clear_errors
 from edgewire.command.from_data import as_the_server_reads, from_data, is_submitted, loaded
 from edgewire.command.run_lock import run_lock
 from edgewire.command.saved_config import CONFIG_DIR, RESUME, completed, continues, resumes
-from edgewire.command.sweep import BASIC, REFUSED, begin_job, may_begin, note_failure, stop_sweep
+from edgewire.command.sweep import (
+    BASIC,
+    REFUSED,
+    SweepEnd,
+    begin_job,
+    may_begin,
+    note_failure,
+    stop_sweep,
+)
 from edgewire.compression.base import PayloadError
 from edgewire.conf.check import build, check_target, check_targets
 from edgewire.conf.load import run_config, typed
@@ -37,26 +45,33 @@ from edgewire.machine.job import PLACE, Job
 from edgewire.machine.processes import delayed, orderly_exit
 from edgewire.machine.startup_signals import under_way
 from edgewire.pipeline.segments_table import segments_table
+from edgewire.report.card import CARD, write_card
 from edgewire.report.loggers.following import logged, loggers_of
 from edgewire.report.metric import MainMetric
 from edgewire.report.progress import VIEW, run_progress
+from edgewire.report.reader import ResultsError
 from edgewire.report.runs import HYDRA, read_result
 from edgewire.report.summary import screen as summary
+from edgewire.report.table import WIDTH
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
+from edgewire.task.tables.columns import Columns
 
 ROOT = Path(__file__).parents[2]
 RATES = ("eta", "server_learning_rate")  # options of Flower's with the server's learning rate
-RUN_FILES = ("result.json", "history.jsonl", "model.safetensors", "nodes.json", CHECKPOINT)
+RUN_FILES = ("result.json", "history.jsonl", "model.safetensors", "nodes.json", CARD, CHECKPOINT)
 console = Console(highlight=False, quiet=VIEW in os.environ)
+if not console.is_terminal:
+    console.width = WIDTH
 silent = Console(quiet=True)
 log = logging.getLogger("edgewire")
 
 
 class LastRun:
-    """`folder`: the folder of the run that this process has begun last."""
+    """`folder`: the folder of the run that this process has begun last; `columns`: its table's."""
 
     folder: Path | None = None
+    columns: str | None = None
 
 
 RUN = LastRun()
@@ -125,12 +140,16 @@ def run(composed: DictConfig, folder: Path) -> None:
     loggers = loggers_of(config)
     set_up_logging(config.verbose)
     hydra = HydraConfig.get()
+    screen = silent if caller().python else console
     if caller().python:
         with delayed():  # a process cannot import torch again after an interrupted import
             import_module("torch")
     if hydra.job.name != RESUME and (finished := from_data(composed)) is not composed:
         composed, config = finished, typed(finished)
         write_configuration(composed, folder)
+        if (columns := config.dataset.own.get("columns")) and columns != RUN.columns:
+            RUN.columns = columns
+            screen.print("\n".join(Columns.from_json(columns).lines()), markup=False)
     given = {word.lstrip("+").partition("=")[0] for word in hydra.overrides.task}
     if "rounds" in given and "pushes" in config.strategy:
         log.warning(
@@ -158,7 +177,6 @@ def run(composed: DictConfig, folder: Path) -> None:
         verbose=config.verbose,
         sources=sources_of(config.packages),
     )
-    screen = silent if caller().python else console
     with screen.status("loading") if alone() else nullcontext():
         engine = engine_for(config, task)
         prepare(as_the_server_reads(config))
@@ -183,15 +201,22 @@ def run(composed: DictConfig, folder: Path) -> None:
         if not has_diverged(folder):
             raise
     result = read_result(folder)
-    first, *others = summary(folder)
-    screen.print(first, style="bold", markup=False, soft_wrap=True)
-    screen.print("\n".join(others), markup=False, soft_wrap=True)
+    if hydra.mode is RunMode.MULTIRUN:
+        said = f"{metric.name} {metric.text(result.get(metric.name))}"
+        line = SweepEnd.line(hydra.job.num, hydra.overrides.task, said)
+        (console if caller().progress else silent).print(line, markup=False, soft_wrap=True)
+        screen = silent
+    screen.print("\n".join(summary(folder)), markup=False, soft_wrap=True)
     if result.get("segments"):
         screen.print(segments_table(result))
     if result["diverged"]:
         raise Diverged(f"the run has diverged; try {what_to_try(config)}")
     if not result["client_updates"]:
         raise EngineError("not one update was used: the log names the nodes that failed, if any")
+    try:
+        write_card(folder)
+    except (OSError, ResultsError) as error:
+        log.warning("no model card (%s) can be written: %s", CARD, error)
 
 
 def own_folders() -> list[Path]:

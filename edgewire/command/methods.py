@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
+from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
+from rich.table import Table
 
 from edgewire.command.python_api import run_sweep
 from edgewire.command.run_lock import new_folder
@@ -25,296 +29,236 @@ from edgewire.conf.load import HERE, compose_config
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.words import explained
 from edgewire.report.format import human_seconds
-from edgewire.report.metric import MainMetric, main_of
-from edgewire.report.reader import readable
+from edgewire.report.metric import main_of
+from edgewire.report.reader import ResultsError, readable
 from edgewire.report.runs import failed_line, read_result
 
 UNCOMPRESSED, FEW_BYTES = "fedavg", "edgewire"
 NAMES = {UNCOMPRESSED: "uncompressed", "fedavg_f2i_both": "int8", FEW_BYTES: "few bytes"}
 OPTIONS = ("config_path", "config_name", "config_dir")  # of Hydra, which are passed on
 ASKED = ("algorithm", "seed", "goal", "minutes", "bytes")  # words that Hydra does not get
-CASE = ("nodes", "rounds", "lr", "eval_every")  # words of which each run gets its own
-SEEDS = 3
+OWN = ("nodes", "rounds", "lr", "eval_every")  # words of which each run gets its own
 FACTORS = (0.3, 1.0, 3.0)  # of a method's rate, in a search of rates
-LEAST_ROUNDS = 2
-VALIDATE = "dataset.validate=0.1"
-BETWEEN = 20.0  # seconds between two lines of a search
-LINK = re.compile(r"network=([0-9.eE+-]+)/([0-9.eE+-]+)")  # Mbit/s down and up
+VALIDATE = ("dataset.validate=0.1",)  # a part of the training set is the test set
+BETWEEN = 20.0  # seconds between two lines about short runs
+LINK = re.compile(r"network=([0-9.]+)/([0-9.]+)")  # Mbit/s down and up
 
 
 @dataclass(frozen=True)
 class Method:
-    """A preset with its learning rate as text, and further overrides, such as `fidelity=0.3`.
+    """A preset with its learning rate as text, and runs of it.
 
-    `pushes`: whether it is asynchronous: the length of its runs is a number of replies.
+    `words`: further overrides. `pushes`: whether it is asynchronous. `rounds`: of a run. `every`:
+    rounds between two evaluations.
     """
 
     name: str
     lr: str = ""
     words: tuple[str, ...] = ()
     pushes: bool = False
+    rounds: int = 1
+    every: int = 1
 
     def __str__(self) -> str:
         shown = f"{NAMES[self.name]} ({self.name})" if self.name in NAMES else self.name
-        return " ".join([shown, *self.words])
+        return " ".join([shown, *(word for word in self.words if "validate" not in word)])
+
+    def overrides(self, nodes: int, seed: int) -> list[str]:
+        """Return the overrides of a run."""
+        unit, length = (nodes, "strategy.pushes") if self.pushes else (1, "rounds")
+        return [
+            *(f"algorithm={self.name}", *self.words, f"lr={self.lr}", f"nodes={nodes}"),
+            *(f"{length}={self.rounds * unit}", f"eval_every={self.every * unit}", f"seed={seed}"),
+        ]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A run to make: a method with a seed for some rounds.
-
-    `words`: further overrides. `every`: rounds between two evaluations; 0: as in the task.
-    """
-
-    method: Method
-    seed: int
-    rounds: int
-    words: tuple[str, ...] = ()
-    every: int = 0
-
-
-@dataclass(frozen=True)
 class Asked:
-    """What the words of the command line ask for.
+    """What the words of the command line ask for. Raises `ConfigError`.
 
-    `options`: Hydra's. `task`: overrides of the task. `network`: overrides of the link. `given`:
-    the values of `ASKED` and `CASE`, by key.
+    `options`: Hydra's. `task`: overrides of the task. `network`: overrides of the link, `link`: its
+    name. `given`: the values of `ASKED` and `OWN`, by key. `seeds`: of a method's runs.
     """
 
-    options: Mapping[str, str]
-    task: tuple[str, ...]
-    network: tuple[str, ...]
-    given: Mapping[str, str]
-    link: str = ""  # the link's name
-
-    @cached_property
-    def base(self) -> DictConfig:
-        """The configuration of `FEW_BYTES`, whose nodes and rounds all methods have."""
-        fixed = [f"{key}={self.given[key]}" for key in CASE if key in self.given]
-        return self.compose(f"algorithm={FEW_BYTES}", *fixed)
-
-    @property
-    def words(self) -> list[str]:
-        """The words of the task and its options, for a command line."""
-        pairs = [(f"--{key.replace('_', '-')}", value) for key, value in self.options.items()]
-        return [*(word for pair in pairs for word in pair), *self.task]
-
-    @property
-    def rounds(self) -> int:
-        """The rounds of a whole run."""
-        return int(self.base.rounds)
-
-    def names(self, default: Iterable[str]) -> list[str]:
-        """Return the names of the methods to compare; the uncompressed one comes first."""
-        chosen = (
-            self.given.get("algorithm", "").split(",") if "algorithm" in self.given else default
-        )
-        return list(dict.fromkeys([UNCOMPRESSED, *chosen]))
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seeds. Raises `ConfigError` for a text that is no list of numbers."""
-        text = self.given.get("seed", ",".join(map(str, range(SEEDS))))
-        if not re.fullmatch(r"\d+(,\d+)*", text):
-            raise ConfigError(f"seed={text}: give numbers with commas between them: seed=0,1,2")
-        return list(dict.fromkeys(map(int, text.split(","))))
+    def __init__(self, words: Sequence[str]) -> None:
+        parsed, _ = options_first(list(words))
+        taken = (*OPTIONS, "overrides")
+        if others := [key for key, each in vars(parsed).items() if each and key not in taken]:
+            raise ConfigError(f"compare has no option --{others[0]}: --help lists what it has")
+        pairs = [(f"--{key.replace('_', '-')}", getattr(parsed, key)) for key in OPTIONS]
+        self.options = [word for pair in pairs if pair[1] is not None for word in pair]
+        self._folders = parsed
+        self.task, self.network, self.link = list[str](), list[str](), ""
+        self.given: dict[str, str] = {}
+        try:
+            found = OverridesParser.create().parse_overrides(parsed.overrides)
+        except HydraException as error:
+            raise ConfigError(explained(error, parsed.overrides)) from error
+        for each in found:
+            word, key = str(each.input_line), each.key_or_group
+            value = word.partition("=")[2]
+            if key in (*ASKED, *OWN):
+                self.given[key] = value
+            elif key.partition(".")[0] == "network":
+                self.link = value if key == "network" else self.link or "the network"
+                self.network.append(word)
+                if pair := LINK.fullmatch(word):
+                    down, up = (f"network.{way}_mbps=" for way in ("down", "up"))
+                    self.network[-1:] = ["network=ideal", down + pair[1], up + pair[2]]
+            else:
+                self.task.append(word)
+            if each.is_sweep_override() and key not in ASKED:
+                raise ConfigError(f"{word} has several values: compare takes one task")
+        seeds = self.given.get("seed", "0,1,2")
+        if not re.fullmatch(r"\d+(,\d+)*", seeds):
+            raise ConfigError(f"seed={seeds}: give numbers with commas between them: seed=0,1,2")
+        self.seeds = list(dict.fromkeys(map(int, seeds.split(","))))
+        if OmegaConf.get_type(self.base) is not Config:
+            raise ConfigError("compare takes a task, not a saved configuration: give its words")
 
     def compose(self, *words: str, task: bool = True) -> DictConfig:
-        """Return the configuration of the words. Raises `ConfigError`.
-
-        `task`: whether it has the words of the task and the link.
-        """
-        own = [*self.task, *self.network] if task else []
-        place = Path(self.options.get("config_path", HERE)).absolute()
+        """Return the configuration of words, and of the task and the link. Raises `ConfigError`."""
+        own, folders = [*self.task, *self.network] if task else [], self._folders
         search = []
-        if "config_dir" in self.options:
-            folder = Path(self.options["config_dir"]).absolute()
-            search = [f"hydra.searchpath=[{quoted(f'file://{folder}')}]"]
+        if folders.config_dir is not None:
+            place = quoted(f"file://{Path(folders.config_dir).absolute()}")
+            search = [f"hydra.searchpath=[{place}]"]
         try:
             return compose_config(
                 [*own, *words, *search],
-                folder=place,
-                name=self.options.get("config_name", "config"),
+                folder=Path(folders.config_path or HERE).absolute(),
+                name=folders.config_name or "config",
             )
         except (HydraException, OmegaConfBaseException) as error:
-            line = explained(error, [*replace(self, task=()).words, *own, *words])
-            raise ConfigError(line) from error
+            raise ConfigError(explained(error, [*self.options, *own, *words])) from error
 
+    @cached_property
+    def base(self) -> DictConfig:
+        """The configuration of `FEW_BYTES`; all methods have its nodes and rounds."""
+        own = [f"{key}={self.given[key]}" for key in OWN if key in self.given]
+        return self.compose(f"algorithm={FEW_BYTES}", *own)
 
-def asked_for(words: Sequence[str]) -> Asked:
-    """Return what the words ask for. Raises `ConfigError`."""
-    parsed, argv = options_first(list(words))
-    options = {key: value for key in OPTIONS if (value := getattr(parsed, key)) is not None}
-    count = len(argv) - len(parsed.overrides)
-    if others := [
-        k for k, value in vars(parsed).items() if value and k not in (*OPTIONS, "overrides")
-    ]:
-        raise ConfigError(f"compare has no option --{others[0]}: {' '.join(argv[:count])}")
-    given: dict[str, str] = {}
-    task, network, link = [], [], ""
-    for word in parsed.overrides:
-        key, equals, value = word.partition("=")
-        if not equals and not word.startswith("~"):
-            raise ConfigError(f"{word!r} is no override: give KEY=VALUE, such as rounds=20")
-        if key in (*ASKED, *CASE):
-            given[key] = value
-        elif key.partition(".")[0] == "network":
-            link = value if key == "network" else link or "the network"
-            pair = LINK.fullmatch(word)
-            network += _link(*pair.groups()) if pair else [word]
-        else:
-            task.append(word)
-    for word in (*task, *network):
-        if _several(word):
-            raise ConfigError(f"{word} has several values, and compare takes one task: give one")
-    asked = Asked(options, tuple(task), tuple(network), given, link)
-    if OmegaConf.get_type(asked.base) is not Config:
-        raise ConfigError("compare takes a task, and no saved configuration: give its overrides")
-    return asked
+    @property
+    def is_known(self) -> bool:
+        """Whether the presets' rates suit the task: it is ours, or `lr=` was given.
 
+        Data from the user's files, and data or models of the user's code, are not ours.
+        """
+        base, ours = self.base, "edgewire."
+        targets = [str(base[group].get("_target_") or ours) for group in ("dataset", "model")]
+        own = base.dataset.root or not all(each.startswith(ours) for each in targets)
+        return "lr" in self.given or not own
 
-def _link(down: str, up: str) -> list[str]:
-    return ["network=ideal", f"network.down_mbps={down}", f"network.up_mbps={up}"]
+    def methods(self, default: Iterable[str]) -> list[Method]:
+        """Return the presets to compare, the uncompressed one first, with their rates.
 
+        A rate is the given one, else the preset's own, else the task's.
+        """
+        chosen = self.given["algorithm"].split(",") if "algorithm" in self.given else default
+        rate = self.given.get("lr") or f"{self.compose(f'algorithm={UNCOMPRESSED}').lr:.4g}"
+        found = []
+        for name in dict.fromkeys([UNCOMPRESSED, *chosen]):
+            preset = self.compose(f"algorithm={name}", task=False)
+            own = cast(dict[str, Any], OmegaConf.to_container(preset))["lr"]
+            lr = f"{own:.4g}" if isinstance(own, float) and "lr" not in self.given else rate
+            pushes = any("pushes" in each.strategy for each in (preset, self.base))
+            lengths = int(self.base.rounds), int(self.base.eval_every)
+            found.append(Method(name, lr, (), pushes, *lengths))
+        return found
 
-def _several(word: str) -> bool:
-    try:
-        return OverridesParser.create().parse_override(word).is_sweep_override()
-    except HydraException as error:
-        raise ConfigError(explained(error, [word])) from error
-
-
-def is_known(asked: Asked) -> bool:
-    """Return whether the rates of the presets suit the task: it is ours, or `lr=` was given.
-
-    Data from the user's files, and data or models of the user's code, are not ours.
-    """
-    if "lr" in asked.given:
-        return True
-    targets = [
-        str(asked.base[group].get("_target_") or "edgewire.") for group in ("dataset", "model")
-    ]
-    return all(each.startswith("edgewire.") for each in targets) and not asked.base.dataset.root
-
-
-def methods_of(asked: Asked, names: Iterable[str]) -> list[Method]:
-    """Return presets with their rates: the preset's own one, else the task's; or the given one."""
-    rate = asked.given.get("lr") or f"{asked.compose(f'algorithm={UNCOMPRESSED}').lr:.4g}"
-    found = []
-    for name in names:
-        preset = asked.compose(f"algorithm={name}", task=False)
-        own = OmegaConf.to_container(preset, resolve=False)["lr"]  # type: ignore[index,call-overload]
-        has_own = isinstance(own, float) and "lr" not in asked.given
-        pushes = any("pushes" in each.strategy for each in (preset, asked.base))
-        found.append(Method(name, f"{own:.4g}" if has_own else rate, pushes=pushes))
-    return found
-
-
-def at_rates(asked: Asked, methods: Iterable[Method]) -> list[Method]:
-    """Return each method at several rates; the few bytes' rule, and a given rate, stay alone."""
-    return [
-        replace(each, lr=f"{float(each.lr) * factor:.3g}") if factor != 1 else each
-        for each in methods
-        for factor in (FACTORS if each.name != FEW_BYTES and "lr" not in asked.given else (1.0,))
-    ]
-
-
-def with_best_rates(asked: Asked, methods: Sequence[Method], runs: Runs) -> list[Method]:
-    """Return the methods with the best of several rates, after a third of the rounds.
-
-    A part of the training set is the test set.
-    """
-    rounds = max(LEAST_ROUNDS, asked.rounds // 3)
-    several = [each for each in at_rates(asked, methods) if each.name != FEW_BYTES]
-    cases = [Case(each, asked.seeds[0], rounds, (VALIDATE,)) for each in several]
-    done = runs.make("rates", cases, BETWEEN)
-    return [best_rate(each, done) for each in methods]
-
-
-def best_rate(method: Method, done: Mapping[Case, RunResult]) -> Method:
-    """Return the method with that rate of which the last value is best; of equals the middle one.
-
-    A method of which no run has a value is returned as it is.
-    """
-    values: dict[Method, float] = {}
-    for case, run in done.items():
-        metric = run.as_run().metric
-        value = run.metrics[metric.name]
-        value = run.metrics["loss"] if value is None else value * (-1 if metric.higher else 1)
-        same = replace(case.method, lr=method.lr) == method
-        if same and value is not None and not run.diverged:
-            values[case.method] = value
-    return min(values, key=lambda each: (values[each], each != method), default=method)
+    def at_rates(self, methods: Iterable[Method]) -> list[Method]:
+        """Return each method at several rates; the few bytes' rule and a given rate stay alone."""
+        return [
+            replace(each, lr=each.lr if factor == 1 else f"{float(each.lr) * factor:.3g}")
+            for each in methods
+            for factor in FACTORS
+            if factor == 1 or (each.name != FEW_BYTES and "lr" not in self.given)
+        ]
 
 
 class Runs:
-    """Makes the runs of a comparison below a folder, and prints lines about them.
+    """Makes runs of methods in a new folder, and prints lines about them.
 
-    `title`: what the line that says what is trained ends with. `folder`: the folder. `failed`: why
-    runs have failed.
+    `title`: the end of the line that says what is trained. `failed`: a line for each failed run.
     """
 
-    def __init__(self, asked: Asked, console: Console, title: str) -> None:
+    def __init__(self, asked: Asked, console: Console, title: str = "") -> None:
         self.asked, self.console, self.title = asked, console, title
-        self.folder = Path(new_folder("multirun"))
-        self.failed: dict[Case, str] = {}
-        self._headed = False
+        self.folder, self.failed = Path(new_folder("multirun")), list[str]()
 
-    def make(self, name: str, cases: Sequence[Case], every: float = 0.0) -> dict[Case, RunResult]:
-        """Make the runs; return those that have finished or diverged.
+    def print(self, *lines: object) -> None:
+        """Print texts as they are, and tables."""
+        for line in lines:
+            self.console.print(line, markup=False, soft_wrap=not isinstance(line, Table))
 
-        `name`: of their folder. `every`: seconds between two lines.
+    def make(
+        self, name: str, methods: Iterable[Method], seeds: Sequence[int], every: float = BETWEEN
+    ) -> dict[Method, list[RunResult]]:
+        """Make the runs; return those that have finished or diverged, in the order of the seeds.
+
+        `name`: of their folder. `every`: seconds between two lines. Raises `ResultsError` if all
+        runs fail, and `RunFailed` if none begins.
         """
-        cases = list(dict.fromkeys(cases))
-        texts = [shlex.join(self.words(case)) for case in cases]
-        began = last = time.monotonic()
-        done = 0
+        asked, began = self.asked, time.monotonic()
+        jobs = list(product(seeds, dict.fromkeys(methods)))
+        cases = [shlex.join(method.overrides(int(asked.base.nodes), seed)) for seed, method in jobs]
+        done, last = 0, began
 
         def ended(folder: Path) -> None:
             nonlocal done, last
-            done, now, case = done + 1, time.monotonic(), cases[int(folder.name)]
-            result = readable(read_result, folder)
-            if result and VALIDATE not in case.words and not self._headed:
-                self._print(f"{trained(result)}{self.title}")
-                self._headed = True
+            seed, method = jobs[int(folder.name)]
+            done, now = done + 1, time.monotonic()
+            result = readable(read_result, folder) or {}
+            if result and self.title and not {*VALIDATE} & {*method.words}:
+                self.print(f"{trained(result)}{self.title}")
+                self.title = ""
             if now - last < every:
                 return
-            last = now
-            metric = MainMetric("") if result is None else main_of(result)
+            last, left = now, round((now - began) / done * (len(jobs) - done))
+            metric = main_of(result)
             value = metric.text(result.get(metric.name)) if result else failed_line(folder)
-            left = (now - began) / done * (len(cases) - done)
-            rest = f" (about {human_seconds(round(left))} left)" if done < len(cases) else ""
-            text = f"{case.method}, seed {case.seed}: {value}{rest}"
-            self._print(f"run {done} of {len(cases)} is done: {text}")
+            rest = f" (about {human_seconds(left)} left)" if done < len(jobs) else ""
+            self.print(f"run {done} of {len(jobs)} is done: {method}, seed {seed}: {value}{rest}")
 
-        place = self.folder / name
-        words = [
-            "hydra/sweeper=cases", f"hydra.sweep.dir={quoted(str(place))}",
-            f"hydra.sweeper.cases={json.dumps(texts)}",
-        ]  # fmt: skip
-        asked = self.asked
-        found = run_sweep([*asked.words, *asked.network, *words], ended=ended)
+        words = [*asked.options, "hydra/sweeper=cases", *asked.task, *asked.network]
+        words += [f"hydra.sweep.dir={quoted(str(self.folder / name))}"]
+        logging.disable(logging.WARNING)  # a rate that is too high has many
+        try:
+            found = run_sweep([*words, f"hydra.sweeper.cases={json.dumps(cases)}"], ended=ended)
+        finally:
+            logging.disable(logging.NOTSET)
+        results: dict[Method, list[RunResult]] = {}
+        for run in found:
+            results.setdefault(jobs[int(run.folder.name)][1], []).append(run)
+        if not found and found.failed:
+            raise ResultsError(next(iter(found.failed.values())))
         for folder, line in found.failed.items():
-            if folder.name.isdecimal():
-                self.failed[cases[int(folder.name)]] = line
-        return {cases[int(run.folder.name)]: run for run in found}
+            if folder.name.isdecimal() and not any(run.folder == folder for run in found):
+                seed, method = jobs[int(folder.name)]
+                self.failed.append(f"{method}, seed {seed}: {line}")
+        return results
 
-    def words(self, case: Case) -> list[str]:
-        """Return the overrides of a run, beside those of the task and the link."""
-        asked, method = self.asked, case.method
-        nodes = int(asked.base.nodes)
-        unit = nodes if method.pushes else 1
-        length = "strategy.pushes" if method.pushes else "rounds"
-        every = case.every or int(asked.base.eval_every)
-        return [
-            f"algorithm={method.name}", *method.words, *case.words, f"lr={method.lr}", f"nodes={nodes}",
-            f"{length}={case.rounds * unit}", f"eval_every={every * unit}", f"seed={case.seed}",
-        ]  # fmt: skip
+    def with_best_rates(self, methods: Sequence[Method]) -> list[Method]:
+        """Return the methods, each with the best of several rates after a third of the rounds.
 
-    def _print(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
+        Of equal rates it is the middle one. A method without a value stays as it is.
+        """
+        self.print("the learning rates are searched first, in short runs")
+        rates = self.asked.at_rates(each for each in methods if each.name != FEW_BYTES)
+        short = [replace(each, words=VALIDATE, rounds=max(2, each.rounds // 3)) for each in rates]
+        values: dict[tuple[str, str], float] = {}
+        for method, (run,) in self.make("rates", short, self.asked.seeds[:1]).items():
+            metric = main_of(run.values)
+            value = run.values.get(metric.name)
+            if value is not None and not run.diverged:
+                values[method.name, method.lr] = value * (-1 if metric.higher else 1)
+        best = []
+        for each in methods:
+            found = [lr for name, lr in values if name == each.name]
+            ranked = sorted(found, key=lambda lr: (values[each.name, lr], lr != each.lr))
+            best.append(replace(each, lr=next(iter(ranked), each.lr)))
+        return best
 
 
-def trained(result: Mapping[str, object]) -> str:
+def trained(result: Mapping[str, Any]) -> str:
     """Return what is trained, for the first line of a screen."""
     return f"{result['dataset']} · {result['model']} · {result['nodes']} nodes"

@@ -12,30 +12,23 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 
 from omegaconf import OmegaConf
 from rich.console import Console
-from rich.table import Table
 
-from edgewire.command.compare import main_metric
+from edgewire.command.compare import PERCENT, main_metric, table_of
+from edgewire.command.from_data import from_data
 from edgewire.command.methods import (
-    BETWEEN,
     FEW_BYTES,
-    LEAST_ROUNDS,
     NAMES,
     UNCOMPRESSED,
     VALIDATE,
     Asked,
-    Case,
     Method,
     Runs,
-    at_rates,
-    methods_of,
     trained,
-    with_best_rates,
 )
 from edgewire.command.run_result import RunResult
 from edgewire.conf.load import typed
@@ -44,7 +37,7 @@ from edgewire.conf.schema import ConfigError
 from edgewire.report.format import NOTHING, decimals, human_bytes, human_seconds
 from edgewire.report.metric import MainMetric
 from edgewire.report.reader import ResultsError
-from edgewire.report.runs import Run, first_at
+from edgewire.report.runs import first_at
 from edgewire.strategy.run.whole_files import replace_file
 
 # methods that train whole models in rounds of several local steps; `minutes=` takes the first ones
@@ -52,61 +45,50 @@ TRIED = (
     *(UNCOMPRESSED, FEW_BYTES, "fedavg_f2i_both", "fedavg_dgc", "stc", "fedavg_topk"),
     *("edgewire_async", "sparseloco", "fedavg_f2i", "fedadam_topk", "fedbuff"),
 )
-FIDELITIES = (
-    "low",
-    "0.2",
-    "medium",
-    "0.5",
-    "high",
-    "3",
-)  # of the few bytes; "high" is the preset's
+FIDELITIES = ("low", "0.2", "medium", "0.5", "high", "3")  # of the few bytes
 FINALISTS = 3  # beside the uncompressed method
 EVALUATIONS = 20  # of a run
-SHARE = 0.98  # of the best value of a rung: the level without a goal
-HALF = "dataset.validate=0.2"
-FRESH = 5  # seeds that decide whether a method is within the limit
+LARGE = ("dataset.validate=0.3",)  # a part of the training set that decides about a point
+FRESH = 8  # seeds that decide whether a method is within the limit
 CONFIDENCE = 0.9  # with which a further seed is within the limit
-PERCENT = 3.0  # of an error or a perplexity: what one point is of a share
 NOT_REACHED = 3  # exit code
-# a configuration that Hydra saves lacks these settings of its own
+# what a configuration that is run by its file needs of Hydra
 HEAD = """\
-defaults:
-  - _self_
-  - override hydra/job_logging: none
-  - override hydra/hydra_logging: none
-
+defaults: [_self_, override hydra/job_logging: none, override hydra/hydra_logging: none]
 hydra:
   output_subdir: null
   run: {dir: "${new_folder:outputs}"}
   sweep: {dir: "${new_folder:multirun}"}
   callbacks: {sweep_end: {_target_: edgewire.command.sweep.SweepEnd}}
-
 """
 
 
 @dataclass(frozen=True)
-class Goal:
-    """A value of a metric that a run is to reach."""
-
-    metric: MainMetric
-    bound: float
-
-    def __str__(self) -> str:
-        return f"{self.metric.name} {self.metric.text(self.bound)}"
-
-
-@dataclass(frozen=True)
 class Trial:
-    """A run of a method: when it reached a level of the metric on the link.
+    """A run of a method, and when it reached a level of a metric on the link.
 
-    `seconds`: virtual seconds until then; None if it has not reached the level. `best`: the best
-    value of the metric, None without one. `round`: when it reached the level, or None.
+    `seconds`: virtual seconds until then, `round`: its round; None if it has not reached the level.
+    `best`: the best value of the metric, None without one. `seeds`: runs of which it is the middle
+    one. `why`: when the method left the search.
     """
 
     method: Method
+    run: RunResult
     seconds: float | None
     best: float | None
     round: int | None = None
+    seeds: int = 1
+    why: str = ""
+
+    @classmethod
+    def of(cls, method: Method, run: RunResult, metric: MainMetric, level: float) -> Trial:
+        """Return the trial of a run."""
+        rows = [row for row in run.as_run().history() if row.get(metric.name) is not None]
+        if run.diverged or not rows:
+            return cls(method, run, None, None)
+        at = first_at(rows, level, metric) or {}
+        best = metric.best([row[metric.name] for row in rows])
+        return cls(method, run, at.get("virtual_seconds"), best, at.get("round"))
 
     def order(self, metric: MainMetric) -> tuple[bool, float, float]:
         """Return the key by which the soonest trial is first, then the best one."""
@@ -121,54 +103,46 @@ def search(asked: Asked, console: Console) -> int:
     """
     if any(word.startswith("engine=") and word != "engine=local" for word in asked.task):
         raise ConfigError("leave engine= out: the search needs the virtual clock of engine=local")
-    text = asked.given["goal"]
+    text, minutes = asked.given["goal"], asked.given.get("minutes", "inf")
     name, _, value = text.partition(":")
     try:
-        bound = float(value)
+        bound, most = float(value), float(minutes)
     except ValueError:
-        bound = math.nan
-    if not math.isfinite(bound):
-        raise ConfigError(f"goal={text}: give METRIC:VALUE as in goal=accuracy:0.9, or within:1")
+        bound = most = math.nan
+    if not math.isfinite(bound) or not most > 0:
+        raise ConfigError("give goal=METRIC:VALUE as in goal=accuracy:0.9, or goal=within:1; "
+                          "minutes= and bytes=up are for one of them each")  # fmt: skip
     if name == "within":
-        if bound <= 0 or asked.given.get("bytes", "up") != "up" or "minutes" in asked.given:
-            raise ConfigError(
-                "goal=within: takes points above 0, and beside it bytes=up or nothing"
-            )
-        return _within(asked, bound, console)
-    return _soonest(asked, _goal(asked, name, bound), _minutes(asked), console)
+        if bound <= 0 or asked.given.get("bytes", "up") != "up" or most < math.inf:
+            raise ConfigError("goal=within: takes points above 0, and beside it bytes=up alone")
+        return _within(asked, bound, Runs(asked, console))
+    metric = _metric(asked, name, bound)
+    return _soonest(asked, metric, bound, most, Runs(asked, console))
 
 
-def _goal(asked: Asked, name: str, bound: float) -> Goal:
+def _metric(asked: Asked, name: str, bound: float) -> MainMetric:
     from edgewire.conf.build import objective_of  # it imports torch
 
-    folder = asked.options.get("config_dir")
-    look_in([*([Path(folder).absolute().parent] if folder else []), Path.cwd()])
-    metrics = {each.name: each for each in objective_of(typed(asked.base)).metrics}
-    text = f"goal={asked.given['goal']}"
+    given = zip(asked.options[::2], asked.options[1::2], strict=True)
+    look_in([*(Path(each).parent for key, each in given if key == "--config-dir"), Path.cwd()])
+    metrics = {each.name: each for each in objective_of(typed(from_data(asked.base))).metrics}
+    text, metric = f"goal={asked.given['goal']}", MainMetric(*metrics.get(name, ("",)))
     if name not in metrics:
         why = "a loss is no goal" if name == "loss" else f"the task has no metric {name}"
         raise ConfigError(f"{text}: {why}; it has {', '.join(metrics) or 'a loss alone'}")
-    metric = MainMetric(*metrics[name])
     if metric.share and not 0 < bound <= 1:
         hint = f": give {name}:{bound / 100:g}" if 1 < bound <= 100 else ""
         raise ConfigError(f"{text}: {name} is a share from 0 to 1{hint}")
-    if not asked.network:
-        raise ConfigError(
-            f"{text} needs a link: give network=lora, or Mbit/s down and up: network=10/1"
-        )
-    return Goal(metric, bound)
+    if not asked.network or "bytes" in asked.given:
+        link = "network=lora, or Mbit/s down and up as in network=10/1; bytes= goes with within:"
+        raise ConfigError(f"{text} needs a link: give {link}")
+    return metric
 
 
-def _minutes(asked: Asked) -> float:
-    text = asked.given.get("minutes", "inf")
-    if not text.replace(".", "", 1).isdecimal() and text != "inf":
-        raise ConfigError(f"minutes={text}: give a number, as in minutes=5")
-    if "bytes" in asked.given:
-        raise ConfigError("bytes= goes with goal=within:1")
-    return float(text)
+# The soonest at a goal
 
 
-def judge(runs: Mapping[Method, Run], metric: MainMetric, goal: float | None = None) -> list[Trial]:
+def judge(runs: Mapping[Method, RunResult], metric: MainMetric, goal: float) -> list[Trial]:
     """Return a trial of each preset with its best rate, the soonest at a common level first.
 
     The level is the goal, if at least half of the presets reach it. Otherwise three quarters of
@@ -176,256 +150,186 @@ def judge(runs: Mapping[Method, Run], metric: MainMetric, goal: float | None = N
     diverged come last. Raises `ResultsError` if no run was evaluated, and for a goal that the
     untrained model reaches.
     """
-    first = [_trial(method, run, metric, goal) for method, run in runs.items()]
-    first.sort(key=lambda each: each.order(metric))
-    if first and first[0].round == 0 and goal is not None:
+    trials = [Trial.of(method, run, metric, goal) for method, run in runs.items()]
+    trials.sort(key=lambda each: each.order(metric))
+    if trials and trials[0].round == 0:
         text = f"{metric.name} {metric.text(goal)}"
-        raise ResultsError(
-            f"the untrained model already reaches the goal, {text}: give a harder one"
-        )
-    chosen = {(each.method.name, each.method.words): each.method for each in reversed(first)}
-    bests = [each.best for each in first if each.method in chosen.values()]
-    known = sorted([best for best in bests if best is not None], reverse=metric.higher)
-    if not known:
-        raise ResultsError(
-            f"no run has a value of the {metric.name}: all have diverged, or none was evaluated"
-        )
-    level = known[0] - abs(known[0]) * (1 - SHARE) * (1 if metric.higher else -1)
-    level = level if goal is None else goal
-    if sum(metric.reaches(best, level) for best in known) * 2 < len(chosen):
-        level = known[max(1, int(0.75 * len(known))) - 1]
-    trials = [_trial(method, runs[method], metric, level) for method in chosen.values()]
-    return sorted(trials, key=lambda each: each.order(metric))
+        raise ResultsError(f"the untrained model already reaches {text}: give a harder goal")
+    chosen = {each.method.name: each for each in reversed(trials)}.values()
+    bests = [each.best for each in chosen if each.best is not None]
+    if not bests:
+        raise ResultsError(f"no run has a value of {metric.name}: all have diverged, or none was "
+                           "evaluated")  # fmt: skip
+    level, ordered = goal, sorted(bests, reverse=metric.higher)
+    if sum(metric.reaches(best, goal) for best in bests) * 2 < len(chosen):
+        level = ordered[max(1, int(0.75 * len(ordered))) - 1]
+    found = {each: Trial.of(each.method, each.run, metric, level) for each in chosen}
+    return sorted(found, key=lambda each: found[each].order(metric))
 
 
-def _trial(method: Method, run: Run, metric: MainMetric, level: float | None) -> Trial:
-    if run.diverged:
-        return Trial(method, None, None)
-    rows = [row for row in run.history() if row.get(metric.name) is not None]
-    found = None if level is None else first_at(rows, level, metric)
-    best = metric.best([row[metric.name] for row in rows])
-    if found is None:
-        return Trial(method, None, best)
-    return Trial(method, found.get("virtual_seconds"), best, found.get("round"))
-
-
-def _soonest(asked: Asked, goal: Goal, minutes: float, console: Console) -> int:
-    methods, seeds, metric = methods_of(asked, asked.names(TRIED)), asked.seeds, goal.metric
-    runs, left = Runs(asked, console, ""), dict[Trial, tuple[str, RunResult]]()
+def _soonest(asked: Asked, metric: MainMetric, goal: float, minutes: float, runs: Runs) -> int:
+    methods, left = asked.methods(TRIED), list[Trial]()
+    rounds = methods[0].rounds
     for rung, share in enumerate((4, 2), 1):
         if rung == 2 and len(methods) <= FINALISTS + 1:
-            continue
-        rounds = max(LEAST_ROUNDS, asked.rounds // share)
-        tried = at_rates(asked, methods) if rung == 1 else methods
-        cases = [_case(each, seeds[0], rounds, VALIDATE) for each in tried]
-        if rung == 1 and minutes < math.inf:
+            break
+        tried = asked.at_rates(methods) if rung == 1 else methods
+        tried = [_cut(each, max(2, rounds // share), VALIDATE) for each in tried]
+        if minutes < math.inf and rung == 1:
             began = time.monotonic()
-            runs.make("first", cases[:1])
-            whole = share * (time.monotonic() - began)
-            count = max(2, int(minutes * 60 / whole) - (FINALISTS + 1) * len(seeds))
-            methods = methods[:count]
-            cases = [case for case in cases if case.method.name in {m.name for m in methods}]
-        console.print(f"rung {rung}: {len(methods)} methods, {len(cases)} runs of {rounds} rounds")
-        done = runs.make(f"rung{rung}", cases, BETWEEN)
-        found = {case.method: run.as_run() for case, run in done.items()}
-        trials = judge(found, metric, goal.bound)
-        keep = math.ceil(len(trials) / 2) if rung == 1 else FINALISTS
-        kept = [each.method for each in trials[: max(keep, FINALISTS)]]
-        kept += [t.method for t in trials if t.method.name == UNCOMPRESSED and t.method not in kept]
-        rates = f", {sum(m.name == methods[0].name for m in tried)} rates" * (rung == 1)
-        by_method = {case.method: run for case, run in done.items()}
-        for each in trials:
-            if each.method not in kept:
-                why = f"after rung {rung}: {rounds} rounds{rates}"
-                reached = _trial(each.method, found[each.method], metric, goal.bound)
-                left[reached] = why, by_method[each.method]
-        methods = kept
-    console.print(f"rung 3: {len(methods)} methods, {len(seeds)} seeds, {asked.rounds} rounds")
-    cases = [_case(each, seed, asked.rounds) for seed, each in product(seeds, methods)]
-    done = runs.make("rung3", cases, BETWEEN)
-    finals = _finals(done, goal)
-    head = trained(next(iter(done.values())).values) if done else ""
-    console.print(f"goal: {goal} over {asked.link}, the soonest first · {head}", markup=False)
-    console.print(_table(finals, left, metric))
-    for case, line in runs.failed.items():
-        console.print(f"{case.method}: {line}", markup=False)
-    first = next(iter(finals), None)
-    if first is not None and first.trial.seconds is not None:
-        _print_commands(runs, first.case, console)
+            runs.make("first", tried[:1], asked.seeds[:1])
+            whole = share * (time.monotonic() - began)  # of a run with all rounds
+            count = int(60 * minutes / whole) - (FINALISTS + 1) * len(asked.seeds)
+            names = [each.name for each in methods[: max(2, count)]]
+            tried = [each for each in tried if each.name in names]
+        runs.print(f"rung {rung}: {len(tried)} runs of {tried[0].rounds} rounds")
+        done = runs.make(f"rung{rung}", tried, asked.seeds[:1])
+        trials = judge({each: found[0] for each, found in done.items()}, metric, goal)
+        keep = max(FINALISTS, math.ceil(len(trials) / 2)) if rung == 1 else FINALISTS
+        methods = [each.method for each in trials[:keep]]
+        for each in trials[keep:]:
+            if each.method.name == UNCOMPRESSED:
+                methods.append(each.method)
+                continue
+            rates = sum(other.name == each.method.name for other in tried)
+            why = f"after rung {rung}: {tried[0].rounds} rounds, {rates} rate{'s' * (rates > 1)}"
+            left.insert(0, replace(each, why=why))
+    methods = [_cut(each, rounds) for each in methods]
+    runs.print(f"rung 3: {len(methods) * len(asked.seeds)} runs of {rounds} rounds")
+    finals = []
+    for method, found in runs.make("rung3", methods, asked.seeds).items():
+        ordered = [Trial.of(method, run, metric, goal) for run in found]
+        ordered.sort(key=lambda each: each.order(metric))
+        finals.append(replace(ordered[len(ordered) // 2], seeds=len(ordered)))
+    finals.sort(key=lambda each: each.order(metric))
+    table = table_of("method", "to the goal", "best", "up, down at the end", "seeds", "left")
+    for each in (*finals, *left):
+        seconds = "not reached" if each.seconds is None else human_seconds(each.seconds)
+        best = "diverged" if each.run.diverged else metric.text(each.best)
+        sizes = ", ".join(map(human_bytes, each.run.traffic[:2]))
+        table.add_row(str(each.method), seconds, best, sizes, str(each.seeds), each.why)
+    task = trained(finals[0].run.values) if finals else "no run has finished"
+    aim = f"{metric.name} {metric.text(goal)} over {asked.link}, the soonest first"
+    runs.print(f"goal: {aim} · {task}", table, *runs.failed)
+    if finals and finals[0].seconds is not None:
+        _print_commands(runs, finals[0].method, finals[0].run.values["seed"])
         return 0
-    known = [each.trial for each in finals if each.trial.best is not None]
-    best = min(known, key=lambda each: each.order(metric)[2], default=None)
-    shown = "no run has a value"
-    if best is not None:
-        shown = f"the best is {metric.text(best.best)} ({NAMES.get(best.method.name, best.method)})"
-    console.print(f"the goal is not reached: {shown}", markup=False)
+    ranked = sorted(finals, key=lambda each: each.order(metric)[2])
+    for each in ranked[:1]:
+        name = NAMES.get(each.method.name, str(each.method))
+        runs.print(f"the goal is not reached: the best is {metric.text(each.best)} ({name})")
     return NOT_REACHED
 
 
-@dataclass(frozen=True)
-class Final:
-    """A method's run with all rounds, of which the time is in the middle of its `seeds`."""
-
-    trial: Trial
-    case: Case
-    run: RunResult
-    seeds: int
+def _cut(method: Method, rounds: int, words: tuple[str, ...] = ()) -> Method:
+    return replace(method, rounds=rounds, words=words, every=max(1, rounds // EVALUATIONS))
 
 
-def _finals(done: Mapping[Case, RunResult], goal: Goal) -> list[Final]:
-    """Return the methods by the time in the middle of their seeds, the soonest first."""
-
-    def key(each: Final) -> tuple[bool, float, float]:
-        return each.trial.order(goal.metric)
-
-    found: dict[Method, list[Final]] = {}
-    for case, run in done.items():
-        trial = _trial(case.method, run.as_run(), goal.metric, goal.bound)
-        found.setdefault(case.method, []).append(Final(trial, case, run, 1))
-    middle = [(sorted(runs, key=key)[len(runs) // 2], len(runs)) for runs in found.values()]
-    return sorted((replace(each, seeds=seeds) for each, seeds in middle), key=key)
-
-
-def _table(
-    finals: Sequence[Final], left: Mapping[Trial, tuple[str, RunResult]], metric: MainMetric
-) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("method", no_wrap=True)
-    for head in ("to the goal", "best", "up, down at the end", "seeds"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("left the search", no_wrap=True)
-    rows = [(each.trial, each.run, str(each.seeds), "") for each in finals]
-    for trial, run, seeds, why in [*rows, *((t, run, "1", why) for t, (why, run) in left.items())]:
-        time = "not reached" if trial.seconds is None else human_seconds(trial.seconds)
-        sizes = ", ".join(map(human_bytes, run.traffic[:2]))
-        best = "diverged" if run.diverged else metric.text(trial.best)
-        table.add_row(str(trial.method), time, best, sizes, seeds, why)
-    return table
-
-
-def _print_commands(runs: Runs, case: Case, console: Console) -> None:
+def _print_commands(runs: Runs, method: Method, seed: int) -> None:
     """Write `chosen.yaml`, and print the commands that make the chosen run here and on devices."""
-    asked, own = runs.asked, runs.words(case)
-    composed = asked.compose(*own)
-    content = OmegaConf.to_yaml(composed)
-    replace_file(runs.folder / "chosen.yaml", f"# {case.method}\n{HEAD}{content}")
-    folder = ["--config-dir", asked.options["config_dir"]] if "config_dir" in asked.options else []
-    chosen = ["--config-path", str(runs.folder), "--config-name", "chosen", *folder]
-    here = [*asked.words, *asked.network, *own]
-    devices = ["engine=superlink", *asked.words, "network=ideal", *own[:-1]]
-    console.print(f"run it      python run.py {shlex.join(chosen)}", markup=False)
-    console.print(f"the same    python run.py {shlex.join(here)}", markup=False)
-    console.print(f"on devices  python run.py {shlex.join(devices)}", markup=False)
-
-
-def _case(method: Method, seed: int, rounds: int, *words: str) -> Case:
-    return Case(method, seed, rounds, words, max(1, rounds // EVALUATIONS))
+    asked = runs.asked
+    own = method.overrides(int(asked.base.nodes), seed)
+    content = OmegaConf.to_yaml(asked.compose(*own))
+    replace_file(runs.folder / "chosen.yaml", f"# {method}\n{HEAD}{content}")
+    file = ["--config-path", str(runs.folder), "--config-name", "chosen"]
+    given = zip(asked.options[::2], asked.options[1::2], strict=True)
+    folder = [word for pair in given if pair[0] == "--config-dir" for word in pair]
+    words = [*asked.options, *asked.task]
+    runs.print(
+        f"run it      python run.py {shlex.join([*file, *folder])}",
+        f"or          python run.py {shlex.join([*words, *asked.network, *own])}",
+        f"on devices  python run.py {shlex.join([*words, 'engine=superlink', *own[:-1]])}",
+    )
 
 
 # The fewest bytes
 
 
-def _within(asked: Asked, limit: float, console: Console) -> int:
+def _within(asked: Asked, limit: float, runs: Runs) -> int:
     """Search the fewest bytes within `limit` points of the uncompressed method.
 
-    All methods run once. Of those within the limit, the two with the fewest bytes run again with
-    fresh seeds, until one is within the limit by its prediction for a further seed.
+    All methods run once. Of those within the limit, the two with the fewest bytes run with new
+    seeds, and so on, until one is within the limit by the prediction for a further seed.
     """
-    names = asked.names(TRIED)
-    runs = Runs(asked, console, "")
-    console.print("the learning rates are searched first, in short runs")
-    methods = with_best_rates(asked, methods_of(asked, names), runs)
-    for each in [each for each in methods if each.name == FEW_BYTES]:
-        methods += [replace(each, words=(f"fidelity={fidelity}",)) for fidelity in FIDELITIES]
-        methods.remove(each)
-    plain = methods[0]
-    cases = [Case(each, asked.seeds[0], asked.rounds, (HALF,)) for each in methods]
-    console.print(f"{len(cases)} runs of {asked.rounds} rounds")
-    once = {case.method: [run] for case, run in runs.make("once", cases, BETWEEN).items()}
-    if plain not in once:
-        raise ResultsError(next(iter(runs.failed.values()), "no run without compression"))
-    ways = slice(0, 1 if "bytes" in asked.given else 2)
-
-    def size(method: Method) -> float:
-        return sum(once[method][0].traffic[ways])
-
-    def within(method: Method) -> bool:
-        return size(method) < size(plain) and losses(once, method, plain)[0] <= limit
-
-    few = sorted(filter(within, once), key=size)
-    start = max(asked.seeds) + 1
-    fresh: dict[Method, list[RunResult]] = {}
+    methods = runs.with_best_rates(asked.methods(TRIED))
+    words = [(*LARGE, f"fidelity={each}") for each in FIDELITIES]
+    methods = [
+        replace(each, words=own)
+        for each in methods
+        for own in (words if each.name == FEW_BYTES else [LARGE])
+    ]
+    plain, seeds = methods[0], range(max(asked.seeds) + 1, max(asked.seeds) + 1 + FRESH)
+    runs.print(f"{len(methods)} runs of {plain.rounds} rounds")
+    done = runs.make("once", methods, asked.seeds[:1])
+    if plain not in done:
+        raise ResultsError(next(iter(runs.failed), "the uncompressed run has no result"))
+    ways = 1 if "bytes" in asked.given else 2
+    sizes = {each: sum(found[0].traffic[:ways]) for each, found in done.items()}
+    ordered = sorted(done, key=lambda each: sizes[each])
+    few = [each for each in ordered if sizes[each] < sizes[plain]]
+    few = [each for each in few if losses(done[each], done[plain])[0] <= limit]
     chosen: Method | None = None
     while few and chosen is None:
         pair, few = few[:2], few[2:]
-        tried = pair if plain in fresh else [plain, *pair]
-        seeds = range(start, start + FRESH)
-        cases = [Case(each, seed, asked.rounds, (HALF,)) for seed, each in product(seeds, tried)]
-        console.print(f"{len(cases)} runs with new seeds: {' and '.join(map(str, pair))}")
-        for case, run in runs.make(f"fresh{len(fresh)}", cases, BETWEEN).items():
-            fresh.setdefault(case.method, []).append(run)
-        chosen = next((m for m in pair if predicted(losses(fresh, m, plain)) <= limit), None)
-    metric = main_metric(once[plain])
+        tried = [*pair, *([plain] if len(done[plain]) == 1 else [])]
+        runs.print(f"{len(tried) * FRESH} runs with new seeds: {' and '.join(map(str, pair))}")
+        done |= runs.make(f"seeds-{sizes[pair[0]]}", tried, seeds)
+        fit = [each for each in pair if predicted(losses(done[each], done[plain])) <= limit]
+        chosen = next(iter(fit), None)
+    metric = main_metric(done[plain])
     unit = "points" if metric.share else "%"
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("method", no_wrap=True)
-    for head in (f"loss, {unit}", "a new seed's, up to", "up", "down", "seeds"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for method in sorted(once, key=size):
-        found = losses(fresh if method in fresh else once, method, plain)
-        most = predicted(found)
+    table = table_of("method", f"loss, {unit}", "of a new seed up to", "up", "down", "seeds")
+    for each in ordered:
+        found = [
+            loss * (1 if metric.share else PERCENT) for loss in losses(done[each], done[plain])
+        ]
+        shown = [
+            decimals(x, 2) if x < math.inf else NOTHING
+            for x in (fmean(found or [math.inf]), predicted(found))
+        ]
         table.add_row(
-            str(method),
-            NOTHING if not found or math.isinf(sum(found)) else decimals(fmean(found), 2),
-            NOTHING if math.isinf(most) else decimals(most, 2),
-            *map(human_bytes, once[method][0].traffic[:2]),
-            str(len(found)),
+            str(each), *shown, *map(human_bytes, done[each][0].traffic[:2]), str(len(found))
         )
-    head = trained(once[plain][0].values)
     bound = f"{limit:g} points" if metric.share else f"{limit * PERCENT:g} %"
-    what = f"the fewest bytes{' up' * (ways.stop == 1)} within {bound} of uncompressed in {metric.name}"
-    console.print(f"goal: {what} · {head}", markup=False)
-    console.print(table)
-    for case, line in runs.failed.items():
-        console.print(f"{case.method}: {line}", markup=False)
+    aim = f"the fewest bytes{' up' * (ways == 1)} within {bound} of uncompressed, {metric.name}"
+    runs.print(f"goal: {aim} · {trained(done[plain][0].values)}", table, *runs.failed)
+    runs.print("a part of the training set is the test set here")
     if chosen is None:
-        console.print(f"no method is surely within {bound}: stay uncompressed, or allow more")
+        runs.print("no method is surely within the limit: stay uncompressed, or allow more")
         return NOT_REACHED
-    console.print(f"chosen: {chosen}, on a part of the training set as the test set")
-    _print_commands(runs, Case(chosen, asked.seeds[0], asked.rounds), console)
+    final = replace(chosen, words=chosen.words[len(LARGE) :])
+    runs.print(f"chosen: {final}")
+    _print_commands(runs, final, asked.seeds[0])
     return 0
 
 
-def losses(
-    runs: Mapping[Method, Sequence[RunResult]], method: Method, plain: Method
-) -> list[float]:
-    """Return what a method loses against the uncompressed one, for each seed that both have.
+def losses(ours: Sequence[RunResult], theirs: Sequence[RunResult]) -> list[float]:
+    """Return what `ours` lose against `theirs`, for each seed that both have.
 
-    In points for a share, else in thirds of a percent of the uncompressed value, so that `within:1`
-    is 1 point or 3 %. Infinity for a run that has diverged.
+    In points for a share, else in thirds of a percent of the other value, so that 1 is the limit of
+    `within:1`. Infinity for a run without a value.
     """
-    metric = main_metric(runs[plain])
-    theirs = {run.values["seed"]: run for run in runs[plain]}
-    found = []
-    for run in runs.get(method, ()):
-        other = theirs.get(run.values["seed"])
-        if other is None:
+    metric, found = main_metric(theirs), []
+    others = {run.values["seed"]: run for run in theirs}
+    for run in ours:
+        if (other := others.get(run.values["seed"])) is None:
             continue
-        value, base = (each.values.get(metric.name) for each in (run, other))
-        if value is None or base is None or run.diverged:
+        value, base = (
+            None if each.diverged else each.values.get(metric.name) for each in (run, other)
+        )
+        if value is None or base is None:
             found.append(math.inf)
             continue
         loss = (base - value) * (1 if metric.higher else -1)
-        scale = 100.0 if metric.share else 100 / PERCENT / (abs(base) or math.inf)
-        found.append(loss * scale)
+        found.append(loss * 100 if metric.share else loss / (abs(base) or math.inf) * 100 / PERCENT)
     return found
 
 
 def predicted(values: Sequence[float]) -> float:
-    """Return what a further value stays below with 90 %, by Student's t; infinity for one value."""
-    if len(values) < 2 or math.isinf(sum(values)):
+    """Return what a further value is below in 9 of 10 cases, by Student's t; infinity for one."""
+    if len(values) < 2 or math.inf in values:
         return math.inf
-    from scipy.special import stdtrit
+    from scipy.special import stdtrit  # as in `edgewire.report.estimate`
 
     spread = stdev(values) * math.sqrt(1 + 1 / len(values))
     return fmean(values) + float(stdtrit(len(values) - 1, CONFIDENCE)) * spread

@@ -12,12 +12,14 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -30,6 +32,7 @@ from edgewire.conf.schema import ConfigError
 from edgewire.machine.job import PLACE
 from edgewire.machine.processes import orderly_exit
 from edgewire.machine.startup_signals import under_way
+from edgewire.report.format import human_seconds
 from edgewire.report.progress import VIEW, silent_jobs, sweep_progress
 from edgewire.report.runs import FAILED, OVERRIDES, read_run
 from edgewire.report.table import WIDTH, sweep_table
@@ -145,12 +148,27 @@ class SweepEnd(Callback):
     """Prints the runs and the failed jobs of a sweep.
 
     `code`: the highest exit code of a job. `folder`: the folder of the last sweep. `jobs`: the
-    folders of its jobs.
+    folders of its jobs. `total`: their number; None if it is unknown. `common`: the overrides of
+    all jobs. `began`: the Unix time of the sweep's start.
     """
 
     code: ClassVar[int] = 0
     folder: ClassVar[Path | None] = None
     jobs: ClassVar[list[Path]] = []
+    total: ClassVar[int | None] = None
+    common: ClassVar[set[str]] = set()
+    began: ClassVar[float] = 0.0
+
+    @classmethod
+    def line(cls, number: int, overrides: Sequence[str], said: str) -> str:
+        """Return a line on job `number`, from 0 on, which is done; `said`: its main metric."""
+        own = " ".join(word for word in overrides if word not in cls.common)
+        done, of, left = number + 1, "", ""
+        if cls.total is not None:
+            seconds = (time.time() - cls.began) / done * (cls.total - done)
+            of = f" of {cls.total}"
+            left = f" (about {human_seconds(round(seconds))} left)" * (done < cls.total)
+        return f"run {done}{of} is done: {own}: {said}{left}"
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Lock the sweep's folder; store the start time, to ignore jobs of an earlier sweep there.
@@ -160,6 +178,8 @@ class SweepEnd(Callback):
         self._began, top = time.time() - SKEW, Path(config.hydra.sweep.dir)
         with clear_errors():
             SWEEP.enter_context(run_lock(top, SWEEP_LOCK))
+        SweepEnd.total, SweepEnd.began = count_jobs(config), time.time()
+        SweepEnd.common = set(config.hydra.overrides.task)
         (top / STOPPED).unlink(missing_ok=True)
         shutil.rmtree(top / REFUSED, ignore_errors=True)
         if config.hydra.launcher["_target_"] != BASIC:
@@ -167,12 +187,11 @@ class SweepEnd(Callback):
             SWEEP.enter_context(orderly_exit())
             console = Console(highlight=False)
             if console.is_terminal:
-                jobs = count_jobs(config)
-                SWEEP.enter_context(sweep_progress(top, self._began, console, jobs))
+                SWEEP.enter_context(sweep_progress(top, self._began, console, SweepEnd.total))
             elif caller().python:
                 SWEEP.enter_context(silent_jobs())
 
-    def on_job_end(self, config: DictConfig, **kwargs: Any) -> None:
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """Tell the caller that a job has ended."""
         if ended := caller().ended:
             ended(Path(config.hydra.runtime.output_dir))

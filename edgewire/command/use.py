@@ -14,6 +14,7 @@ from edgewire.machine.errors import UsageError
 from edgewire.report.format import human_bytes
 from edgewire.report.metric import LOSS, MainMetric
 from edgewire.report.runs import read_result
+from edgewire.report.summary import trained
 from edgewire.strategy.run.whole_files import replace_file
 from edgewire.task.model_file import file_of
 
@@ -50,8 +51,9 @@ def predict(words: Sequence[str]) -> None:
     model = load_model(given.run, given.packages)
     table = model.predict(given.file)
     out = Path(given.out)
+    lines = [*_trained(given.run), *_summary(table, model)]
     replace_file(out, table.to_csv())
-    print("\n".join([*_trained(given.run), *_summary(table, model)]))
+    print("\n".join(lines))
     print(f"files      {out}: {len(table):,} rows of {', '.join(table.columns[:SHOWN])}")
 
 
@@ -60,18 +62,17 @@ def export(words: Sequence[str]) -> None:
 
     `words`: those after `export`. Raises `UsageError`, `TaskError` or `ConfigError` in one line.
     """
-    from edgewire.task.export import ENDS, MOST
+    from edgewire.task.export import ENDS, MOST, SAMPLES
     from edgewire.task.export import export as write
-    from edgewire.task.model_info import samples_of
 
     given = _parsed("export", words, ["run", "format", "file?"], out=None)
     model = load_model(given.run, given.packages)
-    samples = model.read(given.file)[0] if given.file else samples_of(model.info.inputs, 8)
+    samples = model.read(given.file)[0] if given.file else model.samples(SAMPLES)
     run = Path(file_of(given.run))
     out = Path(given.out) if given.out else run.with_suffix(ENDS.get(given.format, ""))
     apart = write(model, given.format, out, samples)
     print("\n".join(_trained(given.run)))
-    print(f"checked    8 samples: at most {apart:.1g} from PyTorch ({MOST:g} is allowed)")
+    print(f"checked    {SAMPLES} samples: at most {apart:.1g} from PyTorch ({MOST:g} is allowed)")
     print(f"files      {out}: {human_bytes(out.stat().st_size)}; raw samples in, answers out")
 
 
@@ -93,9 +94,7 @@ def _parsed(word: str, words: Sequence[str], names: Sequence[str], out: str | No
 def _trained(run: str) -> list[str]:
     """Return the line that says what was trained; [] beside a model's file without a result."""
     folder = Path(file_of(run)).parent
-    with suppress(OSError, ValueError, ImportError):
-        from edgewire.report.summary import trained
-
+    with suppress(OSError, ValueError):
         return [trained(read_result(folder), folder)]
     return []
 

@@ -12,8 +12,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
+from edgewire.report.html.findings import TRAINED
 from edgewire.report.html.html_report import PAGE, write_report
+from edgewire.report.html.page_tables import brief_table, differing
 from edgewire.report.reader import ResultsError, mistakes_are_lines
+from edgewire.report.summary import WIDTH, laid_out, next_lines
 
 FOLDER = "report"  # the report's folder, in that of the runs
 
@@ -36,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--out", type=Path, metavar="FOLDER", help="where the report is written; default: "
         f"the folder {FOLDER}/ in the first given folder",
     )  # fmt: skip
+    parser.add_argument("--quiet", action="store_true", help="print the path of the page only")
     parser.add_argument("--title", default="", metavar="TEXT", help="the title of the page")
     parser.add_argument("--watch", action="store_true", help="serve the page while runs go on")
     parser.add_argument(
@@ -55,25 +61,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.port is not None:
         parser.error("--port needs --watch")
     out = asked.out or asked.folders[0] / FOLDER
-    report = write_report(asked.folders, out, asked.title)
-    _print_table([run.folder for group in report.groups for run in group.runs if run.folder])
-    bad = [record for record in report.records if not record.fine]
-    if bad:
-        print(f"{len(bad)} of {len(report.records)} runs did not finish, diverged or were repeated")
+    report, found = write_report(asked.folders, out, asked.title)
     page = (out / PAGE).resolve()
-    print(f"report: {page}")
-    print(f"open it: python -m webbrowser {page.as_uri()}")
+    if asked.quiet:
+        print(page)
+        return 0
+    rows = dict(each.row for each in found)
+    if TRAINED in rows:
+        print(rows.pop(TRAINED))
+    if report.groups and not report.single:
+        Console(width=WIDTH, highlight=False).print(brief_table(report).rich())
+        rows = differing(report) | rows
+    browse = f"python -m webbrowser {page.as_uri()}", "the page"
+    print("\n".join([*laid_out(rows), *next_lines(rows, browse)]))
     return 0
-
-
-def _print_table(folders: Sequence[Path]) -> None:
-    from rich.console import Console
-
-    from edgewire.report.table import WIDTH, sweep_table
-
-    console = Console(width=WIDTH, highlight=False)
-    if console.is_terminal and (table := sweep_table(folders)) is not None:
-        console.print("", table, "", sep="\n")
 
 
 if __name__ == "__main__":

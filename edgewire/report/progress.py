@@ -35,7 +35,7 @@ from edgewire.report.runs import (
 )
 
 FIRST_LINE = 10.0  # seconds
-BETWEEN, LONGEST = 30.0, 600.0  # bounds in seconds of the pause between lines
+BETWEEN, LONGEST = 20.0, 600.0  # bounds in seconds of the pause between lines
 VIEW = "EDGEWIRE_SWEEP_VIEW"  # set for jobs whose progress the sweep's own process shows
 BEFORE_ROWS = 6  # lines of the terminal that the table's head, its title and the prompt need
 STARTING, RUNNING, FINISHED, STOPPED, BAD = "starting", "running", "finished", "stopped", "failed"

@@ -20,13 +20,14 @@ from edgewire.report.reader import ResultsError, readable, reading
 from edgewire.report.runs import (
     HISTORY,
     Row,
+    Run,
     ended_early,
     expect_result,
     number,
+    read_history,
     read_overrides,
     read_result,
     read_settings,
-    run_of,
     whole_bytes,
 )
 
@@ -56,8 +57,7 @@ def trained(result: Mapping[str, Any], folder: Path) -> str:
 
     `result`: the keys of its `result.json`. Results of earlier versions do not have all of them.
     """
-    data, name = result.get("data"), one_line(str(result.get("dataset", "")), NAME)
-    data = data if isinstance(data, Mapping) else {}
+    data, name = _mapping(result, "data"), one_line(str(result.get("dataset", "")), NAME)
     root = read_settings(folder).get("dataset.root", "null") if name in FILES else "null"
     name = one_line(Path(root).name, NAME) if root != "null" else name
     sizes = [f"{size:,.0f}" for key in ("train", "test") if (size := number(data.get(key)))]
@@ -138,7 +138,8 @@ def answers(result: Row, folder: Path) -> dict[str, str]:
 
     Raises the exceptions of damaged files (`edgewire.report.reader.reading`).
     """
-    main, nodes = main_of(result), nodes_of(run_of(folder, result))
+    main = main_of(result)
+    nodes = nodes_of(Run({}, result, list, folder))
     unit = "pushes" if "staleness" in result else "rounds"
     done, rounds = (number(result.get(key)) for key in ("round", "rounds"))
     at = f"{done:g} of " * ended_early(result) + f"{rounds:g} {unit}" if rounds else unit
@@ -151,7 +152,7 @@ def answers(result: Row, folder: Path) -> dict[str, str]:
         "classes": _worst_class(result),
         "up, down": _bytes(result),
         **_over_a_link(result, folder),
-        **_nodes(result, nodes, main),
+        **node_rows(result, nodes, main),
         "files": f"{shown(folder)}; {at} in {human_seconds(result['seconds'])}"
         + (f", on the virtual network {human_seconds(virtual)}" if virtual else "")
         + f", seed {result['seed']}",
@@ -164,7 +165,7 @@ def _measured(result: Row, folder: Path, main: MainMetric) -> str:
     value, best = (number(result.get(f"{kind}{main.name}")) for kind in ("", "best_"))
     if value is None:
         return "not measured: there are no samples to test on"
-    data, constant = result.get("data") or {}, result.get("constant") or {}
+    data, constant = (_mapping(result, key) for key in ("data", "constant"))
     count, places, half = number(data.get("test")), None, None
 
     def text(share: float | None) -> str:
@@ -195,11 +196,19 @@ def _measured(result: Row, folder: Path, main: MainMetric) -> str:
 
 def _evaluations(result: Row, folder: Path) -> list[Row]:
     """Return the rows of a run's history with an evaluation; none if it is long or damaged."""
+    name = main_of(result).name
     try:
         small = (folder / HISTORY).stat().st_size < LONG_HISTORY
-        return run_of(folder, result).evaluations() if small else []
+        rows = read_history(folder / HISTORY, name) if small else []
     except (OSError, ResultsError):
         return []
+    return [row for row in rows if row.get(name) is not None]
+
+
+def _mapping(result: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a mapping of a result, which earlier versions lack and which may be damaged."""
+    found = result.get(key)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _flat_since(rows: Sequence[Row], name: str, half: float | None) -> float | None:
@@ -218,8 +227,11 @@ def _flat_since(rows: Sequence[Row], name: str, half: float | None) -> float | N
 
 def _worst_class(result: Row) -> str:
     """Return the class of which the model finds the smallest share, and what it takes it for."""
-    table, names = result.get("confusion"), result.get("class_names") or []
-    if not table:
+    table, names = result.get("confusion"), result.get("class_names")
+    if not isinstance(table, list) or not table or not isinstance(names, list):
+        return ""
+    flat = [value for row in table for value in row]
+    if None in map(number, flat) or {*map(len, table)} != {len(table)} or min(flat) < 0:
         return ""
     found = [(row[at] / sum(row), at) for at, row in enumerate(table) if sum(row)]
     share, at = min(found, default=(1.0, 0))
@@ -234,8 +246,10 @@ def _worst_class(result: Row) -> str:
 def _bytes(result: Row) -> str:
     """Return the bytes in both directions, and how many times fewer they are."""
     sizes = [whole_bytes(result, way) for way in ("uplink", "downlink")]
-    ratios = [plain / sent if sent else 1.0 for sent, plain in sizes]
     text = ", ".join(human_bytes(sent) for sent, _ in sizes)
+    if min(min(pair) for pair in sizes) <= 0:  # nothing was sent, or the rest is unknown
+        return text
+    ratios = [plain / sent for sent, plain in sizes]
     if all(abs(ratio - 1) <= BESIDE for ratio in ratios):
         return f"{text}: this run is not compressed"
     without = ", ".join(human_bytes(plain) for _, plain in sizes)
@@ -272,8 +286,8 @@ def _over_a_link(result: Row, folder: Path) -> dict[str, str]:
     return {"on a link": f"{text}; {down} down, {up} up"}
 
 
-def _nodes(result: Row, nodes: Sequence[NodeRecord], main: MainMetric) -> dict[str, str]:
-    """Return what is wrong with nodes, by kinds, and otherwise that nothing is."""
+def node_rows(result: Row, nodes: Sequence[NodeRecord], main: MainMetric) -> dict[str, str]:
+    """Return what is wrong with the nodes of a run, by kinds; `nodes`: how many answered."""
     silent = [node.label for node in nodes if node.unanswered]
     slow = [node for node in notable(nodes) if node.slow and not node.unanswered]
     rows = {
@@ -289,7 +303,7 @@ def _nodes(result: Row, nodes: Sequence[NodeRecord], main: MainMetric) -> dict[s
         rows["nodes"] = f"{fine} of {len(nodes)} answered every message"
         known = any(node.lag is not None for node in nodes)
         rows["nodes"] += "; none is slow" if known and not slow else ""
-    return rows
+    return {name: text for name, text in rows.items() if text}
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:

@@ -30,9 +30,9 @@ class ModelInfo:
     (`_target_`) and their arguments; `transform` is None if it cannot be saved. `dtype`: the float
     type in which the model computes. `inputs`: the raw inputs (`described`). `classes`: their
     number; 0 without classes. `class_names`: in the order of the ids; empty if they have none.
-    `columns`: those of a table. `packages`: the users' packages that hold classes, as
-    NAME@FINGERPRINT. `seed`: of the model's random constants. `batch`: samples of an evaluation's
-    batch.
+    `columns`: those of a table (`Columns.to_json`). `packages`: the users' packages that hold
+    classes, as NAME@FINGERPRINT. `seed`: of the model's random constants. `batch`: samples of an
+    evaluation's batch.
     """
 
     data: str
@@ -45,7 +45,7 @@ class ModelInfo:
     reader: dict[str, Any] | None = None
     classes: int = 0
     class_names: list[str] = field(default_factory=list)
-    columns: dict[str, Any] | None = None
+    columns: str | None = None
     packages: list[str] = field(default_factory=list)
     seed: int = 0
     batch: int = 100
@@ -87,17 +87,17 @@ def read_model(path: Path | str) -> tuple[ModelInfo, dict[str, Tensor]]:
     return info, tensors
 
 
-def described(inputs: Tensors) -> Any:
+def described(inputs: Tensors, looked_at: int = LOOKED_AT) -> Any:
     """Return the shape of a sample, the dtype and the range of each tensor, in its structure.
 
-    The range is that of the finite values of the first `LOOKED_AT` samples; 0 and 1 if there are
+    The range is that of the finite values of the first `looked_at` samples; 0 and 1 if there are
     none.
     """
     if isinstance(inputs, dict):
-        return {name: described(each) for name, each in inputs.items()}
+        return {name: described(each, looked_at) for name, each in inputs.items()}
     if isinstance(inputs, tuple):
-        return [described(each) for each in inputs]
-    few = inputs[:LOOKED_AT]
+        return [described(each, looked_at) for each in inputs]
+    few = inputs[:looked_at]
     few = few.double() if few.is_floating_point() else few.long()
     finite = few[few.isfinite()]
     low, high = torch.aminmax(finite) if finite.numel() else (torch.zeros(1), torch.ones(1))

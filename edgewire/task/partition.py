@@ -153,7 +153,7 @@ class Partition:
                 raise TaskError(f"the partition cannot be made: {_reason(error)}{hint}") from error
         if len(rows) == 0:
             hint = f"a {LARGER_ALPHA}, or fewer nodes" if self._is_dirichlet else "fewer nodes"
-            raise TaskError(f"the partition leaves node {node} without a sample: give {hint}")
+            raise TaskError(f"the partition leaves node {node + 1} without a sample: give {hint}")
         return rows
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from edgewire.task.datasets import Data
 from edgewire.task.datasets.folder import is_image, labelled, load_photos
 from edgewire.task.errors import TaskError, described
-from edgewire.task.model_info import ModelInfo, fitted
+from edgewire.task.model_info import ModelInfo, fitted, samples_of
 from edgewire.task.objectives import Objective
 from edgewire.task.objectives.classification import Classification
 from edgewire.task.objectives.next_token import NextToken
@@ -21,6 +21,8 @@ from edgewire.task.objectives.reconstruction import Reconstruction
 from edgewire.task.objectives.regression import Regression
 from edgewire.task.objectives.segmentation import Segmentation
 from edgewire.task.steps import evaluate, evaluating
+from edgewire.task.tables.columns import Columns
+from edgewire.task.tables.read import inputs_of, rows_of, targets_of
 from edgewire.task.tensors import Tensors, count, leaves, mapped, rows
 
 if TYPE_CHECKING:  # it takes half a second to import
@@ -112,8 +114,27 @@ class Predictor:
             metrics = evaluate(
                 self.module.model, self.objective, prepared, targets, self.info.batch
             )
-            found.attrs["metrics"] = metrics
+            found.attrs["metrics"] = {n: metrics[n] for n in self.objective.names if n in metrics}
         return found
+
+    def samples(self, count: int) -> Tensors:
+        """Return random raw samples of the kind of the training's; always the same ones."""
+        if self.info.columns is None:
+            return samples_of(self.info.inputs, count)
+        features = Columns.from_json(self.info.columns).features
+        random = torch.Generator().manual_seed(0)
+        rows, windows = [], []
+        for each in features:
+            size = (count, each.length) if each.kind == "window" else (count,)
+            values = each.mean + each.std * torch.randn(size, generator=random).double()
+            if each.kind == "category":
+                values = torch.randint(len(each.values) + 1, size, generator=random).double()
+            if each.missing:
+                values[0] = torch.nan
+            (windows if each.kind == "window" else rows).append(values)
+        parts = [torch.stack(rows, 1)] if rows else []
+        parts += [torch.stack(windows, 1).float()] if windows else []
+        return parts[0] if len(parts) == 1 else tuple(parts)
 
     def _columns(self, inputs: Tensors) -> dict[str, Any]:
         """Return the columns of a prediction by name, one entry a sample each."""
@@ -152,11 +173,18 @@ class Predictor:
         """Return the raw inputs of a source (`predict`), its targets and an index; None: none."""
         if isinstance(source, bytes):
             return self._tensors(np.frombuffer(source, np.uint8)), None, None
+        columns = None if self.info.columns is None else Columns.from_json(self.info.columns)
+        if hasattr(source, "columns"):  # a DataFrame
+            if columns is None:
+                raise TaskError("this model takes no rows of a table, but tensors or arrays")
+            return *_rows(source, columns), source.index
         if not isinstance(source, str | Path):
             return self._tensors(source), None, None
         path = Path(source).expanduser()
         if not path.exists():
             raise TaskError(f"{path}: there is no such file or folder")
+        if columns is not None and path.suffix.lower() not in (".npy", ".npz"):
+            return *_rows(str(path), columns), None
         if path.is_dir() or is_image(path):
             return self._photos(path)
         if path.suffix.lower() == ".npy":
@@ -198,3 +226,8 @@ class Predictor:
     def _tensors(self, source: Any) -> Tensors:
         """Return arrays as tensors of the types and shapes of the samples of training."""
         return fitted(source, self.info.inputs)
+
+
+def _rows(source: Any, columns: Columns) -> tuple[Tensors, Tensor | None]:
+    rows = rows_of(source, columns)
+    return inputs_of(rows, columns), targets_of(rows, columns)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from edgewire.task.datasets import Data, Split
 from edgewire.task.errors import TaskError, described
 from edgewire.task.objectives import Objective
+from edgewire.task.objectives.base import KEYS, steps_of
 from edgewire.task.objectives.regression import Regression
 from edgewire.task.tensors import Tensors, count, leaves, rows, taken
 
@@ -150,7 +151,10 @@ def _expect_fits(
     if "num-examples" in sums:
         raise TaskError(f"{name}.sums has num-examples, which nodes add: give it another name")
     if mean:
-        sums = {key: (torch.tensor(value) / len(few)).tolist() for key, value in sums.items()}
+        sums = {
+            key: value if key.endswith(KEYS) else (torch.tensor(value) / len(few)).tolist()
+            for key, value in sums.items()
+        }
     measured = objective.measured(sums, 1 if mean else len(few))
     for each in objective.names:
         if each not in measured:
@@ -208,6 +212,7 @@ def summed(
     if not samples:
         raise TaskError("there are no samples to evaluate on: give dataset.holdout a larger share")
     sums: dict[str, Tensor] = {}
+    keys: dict[str, list[Tensor]] = {}
     with evaluating(model):
         for start in range(0, samples, batch_size):
             x, y = (rows(each, start, start + batch_size) for each in (inputs, targets))
@@ -220,7 +225,12 @@ def summed(
                             "of several in a row"
                         )
                     exact = value.double() if value.is_floating_point() else value.long()
-                    sums[name] = sums[name] + exact if name in sums else exact
+                    if name.endswith(KEYS):
+                        keys.setdefault(name, []).append(exact)
+                    else:
+                        sums[name] = sums[name] + exact if name in sums else exact
             if between is not None:  # gradients are on: it may start a training process
                 between()
+    for name, parts in keys.items():
+        sums[name] = steps_of(torch.cat(parts))
     return {name: total.tolist() for name, total in sums.items()}

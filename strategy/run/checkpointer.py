@@ -172,7 +172,7 @@ class RunCheckpointer:
         run.stepped, run.train_config["lr"] = state.stepped, run.schedule.lr
         loaded = with_natives(flat_record(state.model), state.natives)
         run.show(loaded)
-        run.newest = None if state.measured else loaded
+        run.newest = loaded  # the run's end measures it again if no round follows
         run.records.load(state.records)
         run.nodes.load(state.nodes)
         self._checkpoints.went_on(strategy.done)

@@ -22,7 +22,7 @@ from edgewire.compression.flower.node_names import NAMES, NUMBERS
 from edgewire.compression.flower.records import content_of, metadata_of, records, values_of
 from edgewire.compression.flower.server.failure_policy import FailedNode
 from edgewire.compression.flower.timed_grid import GridWrapper
-from edgewire.report.format import one_line
+from edgewire.compression.flower.traffic import in_one_line
 from edgewire.strategy.run.whole_files import replace_file
 
 Labels = Callable[[int], list[int] | None]
@@ -338,7 +338,7 @@ def _name(names: Mapping[int, str]) -> None:
     """Learn the names of nodes by their ids; "": the node has none. A known name stays."""
     for node, name in names.items():
         if name and node not in NAMES:
-            NAMES[node] = one_line(name, LONGEST)
+            NAMES[node] = in_one_line(name[:LONGEST])
 
 
 def _number(value: Any, before: float | None) -> float | None:

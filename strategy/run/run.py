@@ -34,7 +34,7 @@ from edgewire.task.datasets import Data
 from edgewire.task.errors import TaskError
 from edgewire.task.flat_model import FlatModel, expect_numbers
 from edgewire.task.rng import IsolatedRng
-from edgewire.task.steps import evaluate, evaluation_batch
+from edgewire.task.steps import evaluation_batch, summed
 from edgewire.task.tensors import count, mapped
 
 OWN = ("drift", "staleness", "prediction_error")  # metrics that only some strategies have
@@ -67,6 +67,7 @@ class Run:
         self.variances = variances(self.layout)
         if getattr(self.strategy, "sends_models", True):
             expect_named(config, self.layout)
+        self.sums: dict[str, Any] | None = None  # of the last evaluation here
         self.stepped = 0  # rounds that the learning rate's schedule has counted
         self.labels = labels_of(config, self.data, self.strategy)
         self.nodes.name_places(names_of(config, self.data))
@@ -170,7 +171,7 @@ class Run:
         self.newest = None
         self.show(arrays)
         with IsolatedRng(self.model.state.device, self.config.seed):  # some models use randomness
-            return evaluate(
+            self.sums = summed(
                 self.model.module,
                 self.objective,
                 self.test,
@@ -178,6 +179,15 @@ class Run:
                 evaluation_batch(self.objective, self.config.batch_size),
                 between=self.grid.tend,
             )
+        return self.objective.defined(self.sums, count(self.test))
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what the last evaluation tells beside its metrics, and the classes' names."""
+        data = self.data
+        names = data.class_names or [str(number) for number in range(data.classes)]
+        sums, own = self.sums or self.strategy.evaluated, bool(count(self.test))
+        facts = self.objective.facts(sums, self.targets if own else (), names) if sums else {}
+        return {"class_names": list(names), **facts}
 
     def _of_nodes(self, names: Iterable[str]) -> dict[str, float]:
         """Return those of the named metrics that the nodes' last evaluation has measured."""
@@ -225,6 +235,7 @@ class Run:
                 },
                 "objective": type(self.objective).__name__,
                 "metrics": {each.name: each._asdict() for each in self.objective.metrics},
+                **self._facts(),
                 "seed": self.config.seed,
                 "stopped": stopped,
                 "ended": stopped or "finished",

@@ -82,7 +82,7 @@ def test_only_what_is_missing_is_run(command, cli, broken):
     assert rows[0] == started  # also its seconds: the run was resumed
     assert [row["round"] for row in rows] == [0, 1, 2, 3, 4, 5]
     assert history_of(folder / "2") == history_of(whole / "0")
-    assert len([line for line in printed.out.splitlines() if line.startswith("files ")]) == 2
+    assert len([line for line in printed.out.splitlines() if " is done: " in line]) == 2
 
 
 def test_a_result_of_another_configuration_does_not_count(command, cli):

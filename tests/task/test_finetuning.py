@@ -6,8 +6,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from edgewire.task.errors import TaskError
-from edgewire.task.finetuning import LoRA, freeze_others, in_dtype, load_file
+from edgewire.task.finetuning import LoRA, freeze_others, in_dtype, load_tensors, tensors_in
 from edgewire.task.model_file import sha256_of
+
+
+def load_file(module, file, sha256=None, new=None):
+    load_tensors(module, tensors_in(file, sha256), file, new)
 
 
 def net():
@@ -90,6 +94,21 @@ def test_parameters_that_a_file_lacks_are_named_once(tmp_path, caplog):
     assert [r.getMessage().partition("lacks ")[2] for r in caplog.records] == [
         "1 parameters, which keep their random values: second.bias"
     ]
+
+
+def test_tensors_of_a_pattern_are_new_and_the_others_come_from_the_file(tmp_path, caplog):
+    """`model.new=` leaves out a head of another shape; `model.file=` may be a run's folder."""
+    tensors = {"0.weight": torch.ones(4, 3), "0.bias": torch.ones(4), "2.weight": torch.ones(9, 4)}
+    save_file(tensors, str(tmp_path / "model.safetensors"))
+    module, plain = net(), net()
+    with pytest.raises(TaskError, match=r"\(9, 4\), which has .* leave tensors out by model\.new="):
+        load_file(module, str(tmp_path))
+    with pytest.raises(TaskError, match=r"model\.new=head\.\* matches no tensor; there are"):
+        load_file(module, str(tmp_path), new=["2.*", "head.*"])
+    load_file(module, str(tmp_path), sha256_of(str(tmp_path)), ["2.*"])
+    assert torch.equal(module[0].weight, torch.ones(4, 3))
+    assert torch.equal(module[2].weight, plain[2].weight)
+    assert not caplog.records
 
 
 def test_a_file_with_other_contents_than_the_runs_is_refused(tmp_path):

@@ -146,7 +146,7 @@ def test_classification_refuses_targets_that_do_not_count():
         evaluate(Logits(), Classification(), torch.ones(2), torch.tensor([1, -100]))
 
 
-HONEST = {"loss": 1.0, "num-counted": 2, "normal": [2] + [0] * 159, "anomalies": [0] * 160}
+HONEST = {"loss": 1.0, "num-counted": 2, "scores/keys": [2, 4]}
 
 
 @pytest.mark.parametrize(
@@ -156,12 +156,12 @@ HONEST = {"loss": 1.0, "num-counted": 2, "normal": [2] + [0] * 159, "anomalies":
         ({"loss": -1.0}, "its loss must be from 0 to inf"),
         ({"num-counted": -2, "loss": -1.0}, "its loss must be from 0 to inf, not nan"),
         ({"num-counted": 0, "loss": -1.0}, "its loss must be from 0 to inf, not nan"),
-        ({"normal": [3, -1] + [0] * 158}, "its auroc must be from 0 to 1, not nan"),
-        ({"normal": [1, -1] + [0] * 158}, "its auroc must be from 0 to 1, not nan"),
-        ({"normal": [math.inf] * 160}, "'normal' must be a finite number"),
-        ({"anomalies": [1] + [0] * 158 + [-3]}, "its auroc must be from 0 to 1"),
-        ({"normal": 3}, r"its sums give no metrics \(TypeError\)"),
-        ({"normal": None}, r"its sums give no metrics \(KeyError\)"),
+        ({"scores/keys": [3, -1]}, "its 'scores/keys' are not the keys of 2 samples"),
+        ({"scores/keys": [1, 0, 0]}, "its 'scores/keys' are not the keys of 2 samples"),
+        ({"scores/keys": [0.5]}, "its 'scores/keys' are not the keys of 2 samples"),
+        ({"scores/keys": [1 << 61, 1 << 62]}, "its 'scores/keys' are not the keys of 2 samples"),
+        ({"scores/keys": 3}, "its 'scores/keys' are not the keys of 2 samples"),
+        ({"scores/keys": None}, r"its sums give no metrics \(KeyError\)"),
         ({"num-examples": 0}, "num-examples must be a number above 0"),
     ],
 )
@@ -170,6 +170,18 @@ def test_sums_that_no_samples_have_are_refused(change, said):
     with pytest.raises(PayloadError, match=said):
         aggregated(Anomaly(), [{k: v for k, v in sums.items() if v is not None}])
     assert aggregated(Anomaly(), [{**HONEST, "num-examples": 2}]) == {"loss": 0.5}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [[1, 0, 0, 2], [3, -1, 0, 0], [2, 0, 0, 0, 0], [1.0, 0.0, 0.0, math.inf], [0, 0, 0, 0], [2, 0]],
+)
+def test_confusions_that_no_samples_have_are_refused(table):
+    sums = {"loss": 0.0, "accuracy": 1, "num-examples": 2}
+    with pytest.raises(PayloadError):
+        aggregated(Classification(["accuracy"]), [{**sums, "confusion": table}])
+    fair = aggregated(Classification(["accuracy"]), [{**sums, "confusion": [1, 0, 1, 0]}])
+    assert fair == {"loss": 0.0, "accuracy": 0.5}
 
 
 @pytest.mark.parametrize(("hit", "union"), [([1, 0], [0, 2]), ([-1, 1], [-1, 1]), ([3], [2])])

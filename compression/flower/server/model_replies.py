@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord
 
 from ...base import PayloadError, quiet
 from ...layout import Layout
-from ..headers import HEADER, UplinkHeader
+from ..headers import HEADER, KEYS, UplinkHeader
 from ..message_size import measured
 from ..native_tensors import distances, native_payload, natives_of, with_natives
 from ..node_names import called
@@ -267,7 +267,8 @@ def _weigh(
     said = {node: cast(float, metrics[key]) for node, metrics in found.items()}
     sizes = dict.fromkeys(found, 1.0)
     for node, metrics in found.items() if others else ():
-        means = (np.ravel(mean).tolist() for name, mean in metrics.items() if name not in others)
+        names = (name for name in metrics if name not in others and not name.endswith(KEYS))
+        means = (np.ravel(metrics[name]).tolist() for name in names)
         sizes[node] = sum(abs(value) for mean in means for value in mean)
     products = {node: size * said[node] for node, size in sizes.items() if size}
     for node, weight in screen.cap_weights(products, kind=kind).items():

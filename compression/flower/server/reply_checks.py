@@ -18,7 +18,7 @@ from ...codec import Codec
 from ...decoder import Update, declared
 from ...layout import Layout
 from ...wire_natives import NativeTensor
-from ..headers import ACCURACY, EXAMPLES, LOSS, MOST, brief, number
+from ..headers import ACCURACY, EXAMPLES, KEYS, LOSS, MOST, brief, number
 from ..records import filled, layout_of, records
 from ..tensor_split import (
     Model,
@@ -212,14 +212,30 @@ def rebuilt(content: RecordDict, sent: SentMessage, rules: ReplyRules) -> Record
 
 
 def _means(sums: Mapping[str, Any], weight: str) -> dict[str, Any]:
-    """Return sums over samples divided by the number of samples, which is the metric `weight`."""
+    """Return sums over samples divided by the number of samples, which is the metric `weight`.
+
+    Lists of keys stay as they are. Raises `PayloadError` unless their keys rise from 0 to 2^62 and
+    are at most one for each sample and group.
+    """
     samples = usable_weight(sums.get(weight), weight)
     found = dict[str, Any]()
     for name, total in sums.items():
+        if name.endswith(KEYS):
+            rises = isinstance(total, list) and all(type(s) is int and s >= 0 for s in total)
+            if not rises or sum(total) > MOST or most_in_group(total) > samples:
+                raise PayloadError(f"its {brief(name)} are not the keys of {samples:g} samples")
+            found[name] = total
+            continue
         several = total if isinstance(total, list) else [total]
         means = [number({name: each / samples}, name) for each in several]
         found[name] = means if isinstance(total, list) else means[0]
     return {**found, weight: sums[weight]}
+
+
+def most_in_group(steps: Sequence[int]) -> int:
+    """Return the number of keys in the largest group; `steps`: the differences of sorted keys."""
+    groups = np.cumsum(np.array(steps, np.int64)) >> 33
+    return int(np.unique(groups, return_counts=True)[1].max(initial=0))
 
 
 def weight_of(content: RecordDict, key: str) -> float:
@@ -311,7 +327,8 @@ def _kinds(content: RecordDict) -> frozenset[tuple[object, ...]]:
     for name, record in content.items():
         type_ = type(record)
         for key, value in record.items():
-            length: object = len(value) if isinstance(value, list) else -1
+            several = isinstance(value, list) and not key.endswith(KEYS)
+            length: object = len(cast(list[Any], value)) if several else -1
             if isinstance(record, ArrayRecord):
                 length = tuple(cast(Array, value).shape)
             found.add((name, type_, key, length if type_ is not ConfigRecord else -1))

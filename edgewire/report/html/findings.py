@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from edgewire.report.estimate import Estimate, paired
-from edgewire.report.format import human_bytes, human_seconds
-from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns, reference_of, unlike
-from edgewire.report.node_table import SLOW, NodeRecord, notable
+from edgewire.report.format import human_bytes
+from edgewire.report.html.run_data import (
+    LESS,
+    WAYS,
+    ReportGroup,
+    ReportRuns,
+    reference_of,
+    unlike,
+)
+from edgewire.report.node_table import NodeRecord
 from edgewire.report.runs import by_seed, whole_bytes
+from edgewire.report.summary import answers, node_rows, trained
 from edgewire.report.table import plain, sent
 
+TRAINED = "trained"  # the question whose answer is the first line
 SEEDS = 3  # below this number of seeds the report asks for more
 FEW = 3  # groups of which each gets a sentence of its own
 NOISE, WORSE, BETTER, ONE_SEED, NO_SEED = "noise", "worse", "better", "one seed", "no common seed"
@@ -34,6 +44,11 @@ class Finding(NamedTuple):
     answer: str
     sentences: list[str]
     section: str
+
+    @property
+    def row(self) -> tuple[str, str]:
+        """A short name and the first sentences, for a terminal."""
+        return self.section or self.question, " ".join([self.answer, *self.sentences[:1]])
 
 
 class Comparison(NamedTuple):
@@ -101,11 +116,31 @@ def compare(group: ReportGroup, groups: Sequence[ReportGroup]) -> Comparison | N
 
 
 def findings(report: ReportRuns, nodes: Sequence[NodeRecord]) -> list[Finding]:
-    """Return the answers that the runs allow, the most important first."""
+    """Return the answers that the runs allow, the most important first.
+
+    Of one run they are those of its screen.
+    """
+    if (run := report.single) and run.folder is not None:
+        told = _trained(report) | answers(run.result, run.folder)
+        ended = [_runs(report)] * (not report.records[0].fine)
+        return [*(Finding(name, text, [], "") for name, text in told.items()), *ended]
     found = [_runs(report)]
     if report.groups:
-        found = [_compression(report), _bytes(report), _nodes(nodes), *found]
-    return found
+        found = [_compression(report), _bytes(report), _nodes(report, nodes), *found]
+    return [*(Finding(name, text, [], "") for name, text in _trained(report).items()), *found]
+
+
+def _trained(report: ReportRuns) -> dict[str, str]:
+    """Return what the runs train, by the question's name; {} if their results do not say it."""
+    run = report.groups[0].runs[0] if report.groups else None
+    if run is None or run.folder is None or not run.result.get("model"):
+        return {}
+    line, several = trained(run.result, run.folder), not report.single
+    tasks = {group.task for group in report.groups}
+    if several:  # the last part is the method, in which the groups may differ
+        line = f"{line.rpartition(' · ')[0]} · " if len(tasks) == 1 else ""
+        line += f"{len(report.records)} runs with {len(report.groups)} different settings"
+    return {TRAINED: line}
 
 
 def _compression(report: ReportRuns) -> Finding:
@@ -130,6 +165,8 @@ def _compression(report: ReportRuns) -> Finding:
 def _no_reference(report: ReportRuns) -> str:
     if all(group.value is None for group in report.groups):
         return "No run has evaluated its model."
+    if all((group.whole_ratio or 1.0) < LESS for group in report.groups):
+        return "These runs are not compressed."
     return (
         "There is no run with less compression to compare with: add one with "
         "compression=none downlink=full and the same seeds."
@@ -171,38 +208,20 @@ def _bytes(report: ReportRuns) -> Finding:
     return Finding("How many bytes?", answer, sentences, "bytes")
 
 
-def _nodes(nodes: Sequence[NodeRecord]) -> Finding:
-    question = "Which node is slow?"
-    if not any(node.lag is not None or node.unanswered for node in nodes):
-        return Finding(
-            question, "Not recorded.", ["The runs hold no file nodes.json with lags."], "nodes"
-        )
-    slow = [node for node in notable(nodes) if node.slow and not node.unanswered]
-    lost = Counter(node.label for node in nodes if node.unanswered)
-    failed = Counter[str]()
-    for node in nodes:
-        failed[node.label] += int(node.failures)
-    answer = f"None: no mean lag is above {SLOW:g} times the usual one."
-    sentences = []
-    if slow:
-        first = slow[0]
-        answer = f"{_listed(node.label for node in slow).replace('node', 'Node', 1)}."
-        sentences.append(
-            f"In {first.group.label}, seed {first.seed}, the replies of {first.label} take "
-            f"{human_seconds(first.lag)} in the mean, {_times(first.times)} the usual lag."
-        )
-    if lost:
-        answer += f" {len(lost)} without an answer."
-        sentences.append(f"Without an answer to the last message: {_listed(lost)}.")
-    if failing := [f"{name} ({count})" for name, count in failed.most_common(3) if count]:
-        sentences.append(f"Most failures: {', '.join(failing)}.")
-    return Finding(question, answer, sentences, "nodes")
-
-
-def _listed(names: Iterable[str], most: int = 10) -> str:
-    known = list(dict.fromkeys(names))
-    more = f" and {len(known) - most} more" if len(known) > most else ""
-    return ", ".join(known[:most]) + more
+def _nodes(report: ReportRuns, nodes: Sequence[NodeRecord]) -> Finding:
+    question, sentences = "What about the nodes?", []
+    runs = [list(own) for _, own in groupby(nodes, key=lambda node: (id(node.group), node.seed))]
+    for own in runs:
+        group, seed = own[0].group, own[0].seed
+        result = next(run.result for run in group.runs if run.seed == seed)
+        rows = node_rows(result, own, group.metric)
+        told = [f"{kind}: {text}" for kind, text in rows.items() if kind != "nodes"]
+        sentences += [f"{group.label}, seed {seed}: {'; '.join(told)}."] * bool(told)
+    if not nodes:
+        return Finding(question, "Not recorded: the runs hold no file nodes.json.", [], "nodes")
+    answer = f"In {len(sentences)} of {len(runs)} runs some are slow, weak or silent, or failed."
+    answer = answer if sentences else "None is slow, weak or silent, and none failed."
+    return Finding(question, answer, sentences[:FEW], "nodes")
 
 
 def _runs(report: ReportRuns) -> Finding:

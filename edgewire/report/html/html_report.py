@@ -10,7 +10,7 @@ from typing import Any
 
 from edgewire.report.format import one_line
 from edgewire.report.html.canvas import mark_of
-from edgewire.report.html.findings import findings
+from edgewire.report.html.findings import Finding, findings
 from edgewire.report.html.page_tables import (
     nodes_table,
     runs_table,
@@ -21,7 +21,7 @@ from edgewire.report.html.page_tables import (
 from edgewire.report.html.pictures import draw_all
 from edgewire.report.html.run_data import COLOURED, ReportRuns, load
 from edgewire.report.link_time import named_links
-from edgewire.report.node_table import RUNS, notable, read_nodes
+from edgewire.report.node_table import RUNS, read_nodes
 from edgewire.report.runs import Row, Run
 from edgewire.report.table import safe_cell
 
@@ -73,8 +73,12 @@ class HistoryFile:
         self._part.unlink()
 
 
-def write_report(folders: Sequence[Path], out: Path, title: str = "") -> ReportRuns:
-    """Write the report of the runs below some folders into the folder `out`; return the runs.
+def write_report(
+    folders: Sequence[Path], out: Path, title: str = ""
+) -> tuple[ReportRuns, list[Finding]]:
+    """Write the report of the runs below some folders into the folder `out`.
+
+    Returns the runs, and the answers at the top of the page.
 
     Raises `ResultsError` if there is no run, `OSError` if a file cannot be written.
     """
@@ -84,20 +88,24 @@ def write_report(folders: Sequence[Path], out: Path, title: str = "") -> ReportR
     histories.write()
     links = named_links()
     nodes = read_nodes(report.coloured)
+    found = findings(report, nodes)
     main = summary_table(report, links) if report.groups else None
     if main is not None:
         main.write_csv(out / SUMMARY)
     tables = {"runs": runs_table(report.records)}
     if report.groups:
-        made = {"time": time_table(report, links), "nodes": nodes_table(notable(nodes)),
-                "settings": settings_table(report.coloured)}  # fmt: skip
+        made = {
+            "time": time_table(report, links),
+            "nodes": nodes_table(nodes, report.metric, every=bool(report.single)),
+            "settings": settings_table(report.coloured),
+        }
         tables |= {section: table for section, table in made.items() if table is not None}
     page = _render(
         title=one_line(title or default_title(folders)),
         folders=[one_line(str(folder)) for folder in folders],
         written=time.strftime("%Y-%m-%d %H:%M"),
         report=report,
-        findings=findings(report, nodes),
+        findings=found,
         main=main,
         pictures=draw_all(report, nodes, links, out),
         tables=tables,
@@ -105,7 +113,7 @@ def write_report(folders: Sequence[Path], out: Path, title: str = "") -> ReportR
         coloured=COLOURED,
     )
     (out / PAGE).write_text(page, encoding="utf-8")
-    return report
+    return report, found
 
 
 def default_title(folders: Sequence[Path]) -> str:

@@ -13,9 +13,10 @@ from edgewire.report.html.findings import NO_SEED, NOISE, ONE_SEED, compare
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns, RunRecord
 from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.metric import MainMetric
-from edgewire.report.node_table import NodeRecord
+from edgewire.report.node_table import NodeRecord, notable
 from edgewire.report.runs import ended_early, sent_bytes, whole_bytes
 from edgewire.report.runs import number as known
+from edgewire.report.summary import NAME, WIDTH
 from edgewire.report.table import (
     Cell,
     Column,
@@ -30,6 +31,7 @@ from edgewire.report.table import (
     words,
 )
 
+MOST_NODES = 500  # rows of the table of nodes
 TYPICAL = "lte"  # the link whose estimate is in the main table
 REMARKS = "remarks"
 
@@ -48,9 +50,7 @@ def summary_table(report: ReportRuns, links: Mapping[str, Network]) -> Table:
         *_names(report),
         Column("runs", lambda group: quantity(len(group.runs), _count),
                help="runs that differ in the seed only"),
-        *(_metric(metric) for metric in dict.fromkeys(group.metric for group in report.groups)),
-        Column(f"difference{report.metric.heads['points']}", partial(_difference, report),
-               help="from the least compressed runs, mean over the seeds of both"),
+        *_metrics(report),
         *_bytes(),
         *_times(report, links),
         Column("failures", mean("failures", _count),
@@ -59,6 +59,28 @@ def summary_table(report: ReportRuns, links: Mapping[str, Network]) -> Table:
     ]  # fmt: skip
     title = "Groups of runs that differ in the seed only"
     return _used(Table.of(columns, report.groups, "summary", title))
+
+
+def brief_table(report: ReportRuns) -> Table:
+    """Return the main table as a terminal shows it: the groups in colour, in few columns."""
+    columns = [
+        Column("", lambda group: words(one_line(group.label, NAME)), numeric=False),
+        *_metrics(report),
+        *(column for column in _bytes() if column.head.startswith("bytes")),
+        Column("failures", mean("failures", _count)),
+        Column(REMARKS, _remarks, numeric=False),
+    ]
+    return _used(Table.of(columns, report.coloured))
+
+
+def differing(report: ReportRuns) -> dict[str, str]:
+    """Return the values of the settings that differ between the groups, in one row."""
+    found = (
+        f"{key}: {', '.join(dict.fromkeys(group.name([key])[0] for group in report.groups))}"
+        for key in report.keys
+    )
+    text = one_line("; ".join(found), 2 * WIDTH)
+    return {"differ": text} if text else {}
 
 
 def _used(table: Table) -> Table:
@@ -94,6 +116,15 @@ def _metric(metric: MainMetric) -> Column:
     better = "higher" if metric.higher else "lower"
     said = f"mean ± 95 % interval; {better} is better"
     return Column(metric.heads["metric_unit"], value, help=said)
+
+
+def _metrics(report: ReportRuns) -> list[Column]:
+    difference = Column(
+        f"difference{report.metric.heads['points']}",
+        partial(_difference, report),
+        help="from the least compressed runs, mean over the seeds of both",
+    )
+    return [*map(_metric, dict.fromkeys(group.metric for group in report.groups)), difference]
 
 
 def _difference(report: ReportRuns, group: ReportGroup) -> Cell:
@@ -187,18 +218,23 @@ def _remarks(group: ReportGroup) -> Cell:
 
 
 def settings_table(groups: Sequence[ReportGroup]) -> Table | None:
-    """Return the keys of the configuration whose values differ; None if none does."""
+    """Return the keys of the configuration whose values differ, or of one group all keys.
+
+    None if there are no such keys.
+    """
 
     def value(group: ReportGroup, key: str) -> Cell:
         return value_or_words(group.settings.get(key, NOTHING))
 
     keys = dict.fromkeys(key for group in groups for key in group.settings)
-    differing = [key for key in keys if len({g.settings.get(key) for g in groups}) > 1]
+    one = len(groups) == 1
+    differing = [key for key in keys if one or len({g.settings.get(key) for g in groups}) > 1]
     if not differing:
         return None
     columns = [Column("key", lambda key: words(key, "name"), numeric=False)]
     columns += [Column(g.label, partial(value, g), numeric=False) for g in groups]
-    return Table.of(columns, differing, "settings", "Configuration keys whose values differ")
+    title = "The configuration" if one else "Configuration keys whose values differ"
+    return Table.of(columns, differing, "settings", title)
 
 
 def _counted(key: str, form: Callable[[float], str] = _count) -> Callable[[Any], Cell]:
@@ -206,8 +242,15 @@ def _counted(key: str, form: Callable[[float], str] = _count) -> Callable[[Any],
     return number(methodcaller("count", key), form)
 
 
-def nodes_table(nodes: Sequence[NodeRecord]) -> Table | None:
-    """Return the table of the nodes that are slow, silent or failed; None without such nodes."""
+def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric, *, every: bool) -> Table | None:
+    """Return the table of the nodes that are slow, silent or failed; None without such nodes.
+
+    `every`: the other nodes follow, up to `MOST_NODES` in all. `metric`: of their own samples.
+    """
+    shown = notable(nodes)
+    if every:
+        first = {id(node) for node in shown}
+        shown += [node for node in nodes if id(node) not in first][: MOST_NODES - len(shown)]
 
     def lag(node: NodeRecord) -> Cell:
         return quantity(node.lag, human_seconds, "bad" if node.slow else "")
@@ -236,12 +279,14 @@ def nodes_table(nodes: Sequence[NodeRecord]) -> Table | None:
         Column("replies", _counted("replies")),
         Column("messages", _counted("messages")),
         Column("failures", failures),
+        Column("samples", _counted("samples")),
+        Column(metric.name, _counted(metric.name, metric.text), help="of the node's own samples"),
         Column("bytes up", _counted("uplink_bytes", human_bytes)),
         Column("bytes down", _counted("downlink_bytes", human_bytes)),
         Column("last failure", reason, numeric=False),
     ]  # fmt: skip
-    title = "Nodes that are slow, do not answer, or have failed"
-    return Table.of(columns, nodes, "nodes", title) if nodes else None
+    title = "Nodes that are slow, do not answer, or have failed" + ", then the others" * every
+    return _used(Table.of(columns, shown, "nodes", title)) if shown else None
 
 
 def runs_table(records: Sequence[RunRecord]) -> Table:

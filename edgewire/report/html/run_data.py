@@ -140,6 +140,11 @@ class ReportRuns:
     records: Sequence[RunRecord]
 
     @property
+    def single(self) -> Run | None:
+        """The run that the report is about; None if there are several, or if none has results."""
+        return self.groups[0].runs[0] if len(self.records) == len(self.groups) == 1 else None
+
+    @property
     def coloured(self) -> list[ReportGroup]:
         """The groups that pictures draw in colour, by their number."""
         ranked = [(group.rank, group) for group in self.groups if group.rank is not None]

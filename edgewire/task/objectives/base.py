@@ -26,6 +26,9 @@ class Metric(NamedTuple):
 LOSS = Metric("loss")
 # The sum that says how many targets count, if an objective leaves some out.
 COUNTED = "num-counted"
+# The end of the name of a sum that is a list of keys, which are joined and sorted, and not added.
+# A key is from 0 to 2^62; its bits from the 33rd on are a group, of which a sample has one key.
+KEYS = "/keys"
 # Names in a run's records (docs/run-files.md) that no metric can have.
 TAKEN = frozenset(
     (
@@ -130,7 +133,8 @@ class Objective(ABC):
     def sums(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> dict[str, Tensor]:
         """Return sums over a batch by name: numbers, or vectors of a fixed length.
 
-        One of them is `loss`. Gradients are off.
+        One of them is `loss`. Gradients are off. A vector with a name that ends with `KEYS` has any
+        length; `measured` gets the differences of the sorted keys of all samples, the first from 0.
         """
 
     def measured(self, sums: Mapping[str, Any], samples: float) -> Mapping[str, float | None]:
@@ -150,6 +154,28 @@ class Objective(ABC):
             return {**dict.fromkeys(self.names), LOSS.name: math.nan if wrong else 0.0}
         return {name: total / counted for name, total in numbers.items() if name != COUNTED}
 
+    def facts(
+        self, sums: Mapping[str, Any], targets: Tensors, classes: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return what a result holds beside the metrics of the last evaluation; here nothing.
+
+        `sums`: of all samples. `targets`: the samples' targets; () if only nodes have them.
+        `classes`: the names of the classes.
+        """
+        return {}
+
+    def constant(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """Return the metrics, without the loss, of a model with these outputs for the targets."""
+        sums = self.sums(_Always(outputs), (), targets)
+        for name in [name for name in sums if name.endswith(KEYS)]:
+            sums[name] = steps_of(sums[name])
+        found = self.defined({name: each.tolist() for name, each in sums.items()}, len(targets))
+        return {name: found[name] for name in self.names[1:] if name in found}
+
+    def answer(self, outputs: Tensors) -> Tensors:
+        """Return what a model's outputs say, for a user; here the outputs."""
+        return outputs
+
     def defined(self, sums: Mapping[str, Any], samples: float) -> dict[str, float]:
         """Return what `measured` returns, without metrics that are not defined.
 
@@ -160,3 +186,19 @@ class Objective(ABC):
         except (ArithmeticError, ValueError):
             return {}
         return {name: value for name, value in found.items() if value is not None}
+
+
+class _Always(nn.Module):
+    """A model that has the same outputs for any inputs."""
+
+    def __init__(self, outputs: Tensor) -> None:
+        super().__init__()
+        self._outputs = outputs
+
+    def forward(self, inputs: Tensors) -> Tensor:
+        return self._outputs
+
+
+def steps_of(keys: Tensor) -> Tensor:
+    """Return the differences of the sorted keys, the first from 0; int64 (n,)."""
+    return keys.sort().values.diff(prepend=keys.new_zeros(1))

@@ -1,28 +1,51 @@
 """Classification: each sample has one class."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from edgewire.task.errors import TaskError
 from edgewire.task.objectives.base import Metric, Objective
-from edgewire.task.tensors import Tensors
+from edgewire.task.objectives.metrics import (
+    CONFUSION,
+    MOST_CLASSES,
+    OF_CLASSES,
+    OF_SCORES,
+    PER_CLASS,
+    SCORES,
+    class_keys,
+    counted,
+    matrix,
+    of_classes,
+    of_scores,
+    per_class,
+)
+from edgewire.task.tensors import Tensors, mapped
 
 IGNORED = -100  # a target that does not count: torch's default
+ROUNDING = 1e-9  # relative error of sums that were means
+COUNTING, SCORING = ({each.name for each in group} for group in (OF_CLASSES, OF_SCORES))
 
 
-class Weighted(Objective):
-    """An objective of classes, which may have weights in the training's loss.
+class Classification(Objective):
+    """Cross-entropy of the model's logits (B, classes); targets: int64 (B,).
 
-    `class_weights`: the weight of each class. The loss of training is then a weighted mean, as with
-    torch's `weight=`; the loss of an evaluation is without weights. `balanced` stands for weights
-    that the command computes from the training samples before the run (`command.from_data`). Raises
-    `TaskError` for weights that are not above 0.
+    `accuracy`, `top5`: the shares of samples whose class is the most likely one, and among the five
+    most likely ones. `edgewire.task.objectives.metrics` defines the other metrics.
+
+    `class_weights`: the weight of each class in the loss of training, a weighted mean as with
+    torch's `weight=`. The loss of an evaluation is without weights. The command replaces `balanced`
+    by the weights of the training samples. Raises `TaskError` for weights that are not above 0.
     """
 
+    least = 0.0
+    metrics = (Metric("accuracy", True, True), Metric("top5", True, True))
+    others = (*OF_CLASSES, *OF_SCORES)
     _weights: Tensor | None = None
 
     def __init__(
@@ -41,45 +64,66 @@ class Weighted(Objective):
             )
         self._weights = torch.tensor(given, dtype=torch.float64)
 
-    def entropy(self, logits: Tensor, truth: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the targets that count, a scalar; 0 if none does."""
-        if self._weights is None:
-            return mean_entropy(logits, truth)
-        weights, counts = self._weights.to(logits), truth != IGNORED
-        total = cross_entropy(logits, truth, weights, reduction="sum", ignore_index=IGNORED)
-        return total / weights[truth[counts]].sum().clamp(min=float(weights.min()))
-
-
-class Classification(Weighted):
-    """Cross-entropy of the model's logits (B, classes); targets: int64 (B,).
-
-    `accuracy`, `top5`: the shares of samples whose class is the most likely one, and among the five
-    most likely ones.
-    """
-
-    least = 0.0
-    metrics = (Metric("accuracy", True, True), Metric("top5", True, True))
-
     def loss(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> Tensor:
         """Return the mean cross-entropy."""
-        if self._weights is None:
-            return cross_entropy(model(inputs), one(targets))
-        return self.entropy(model(inputs), one(targets))
+        logits = model(inputs)
+        weights = None if self._weights is None else self._weights.to(logits)
+        return cross_entropy(logits, one(targets), weights)
 
     def sums(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> dict[str, Tensor]:
-        """Return the cross-entropy, and the numbers of samples that `metrics` count."""
+        """Return the cross-entropy, and what the metrics count of the classes and their scores."""
         logits, truth = model(inputs), one(targets)
         if (truth == IGNORED).any():
             raise TaskError(
                 f"targets of {IGNORED}, which do not count, are for objective=next_token and "
                 "segmentation: leave such samples out"
             )
-        likely = logits.topk(min(5, logits.shape[1])).indices == truth[:, None]
-        return {
+        found, classes = logits.argmax(1), logits.shape[1]
+        sums = {
             "loss": cross_entropy(logits, truth, reduction="sum"),
-            "accuracy": (logits.argmax(1) == truth).sum(),
-            "top5": likely.sum(),
+            "accuracy": (found == truth).sum(),
         }
+        if "top5" in self.names:
+            sums["top5"] = (logits.topk(min(5, classes)).indices == truth[:, None]).sum()
+        if classes <= MOST_CLASSES or not COUNTING.isdisjoint(self.names):
+            sums |= counted(found, truth, classes)
+        if not SCORING.isdisjoint(self.names):
+            sums[SCORES] = class_keys(logits, truth)
+        return sums
+
+    def measured(self, sums: Mapping[str, Any], samples: float) -> Mapping[str, float | None]:
+        """Return the loss and the metrics; NaN for counts that no samples have."""
+        found = {**super().measured(sums, samples)}
+        if CONFUSION in sums or PER_CLASS in sums:
+            counts = per_class(sums)
+            if not np.allclose(counts[1:].sum(1), samples, rtol=ROUNDING):
+                return dict.fromkeys(self.names, math.nan)
+            found |= of_classes(counts)
+        if SCORES in sums:
+            found |= of_scores(sums)
+        return {name: found[name] for name in self.names if name in found}
+
+    def facts(
+        self, sums: Mapping[str, Any], targets: Tensors, classes: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return the confusion matrix, and the metrics of always the most frequent class."""
+        found: dict[str, Any] = {}
+        if CONFUSION in sums:
+            table = matrix(sums).round().astype(int)
+            classes = [*classes, *map(str, range(len(classes), len(table)))]
+            targets = torch.arange(len(table)).repeat_interleave(torch.tensor(table.sum(1)))
+            found = {"class_names": classes, "confusion": table.tolist()} if len(table) > 1 else {}
+        if isinstance(targets, Tensor) and classes:
+            most = int(targets.bincount().argmax())
+            logits = one_hot(targets.new_tensor(most), len(classes)).float()
+            constant = self.constant(logits.expand(len(targets), -1), targets)
+            constant.pop("top5", None)
+            found["constant"] = {"class": classes[most], **constant}
+        return found
+
+    def answer(self, outputs: Tensors) -> Tensors:
+        """Return the probability of each class, (B, classes)."""
+        return mapped(lambda logits: logits.softmax(1), outputs)
 
 
 def mean_entropy(logits: Tensor, truth: Tensor) -> Tensor:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from edgewire.task.objectives.base import COUNTED, Metric
-from edgewire.task.objectives.classification import IGNORED, Weighted, one
+from edgewire.task.objectives.base import COUNTED, Metric, Objective
+from edgewire.task.objectives.classification import IGNORED, mean_entropy, one
 from edgewire.task.tensors import Tensors
 
 
-class Segmentation(Weighted):
+class Segmentation(Objective):
     """Cross-entropy of the model's logits (B, classes, H, W); targets: int64 (B, H, W).
 
     Targets of -100 do not count. `iou`: the mean over classes of intersection / union of the
@@ -25,7 +25,7 @@ class Segmentation(Weighted):
 
     def loss(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> Tensor:
         """Return the mean cross-entropy of a pixel."""
-        return self.entropy(model(inputs), one(targets))
+        return mean_entropy(model(inputs), one(targets))
 
     def sums(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy, the number of pixels, and each class's pixels."""

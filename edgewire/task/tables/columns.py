@@ -10,6 +10,7 @@ from typing import Any
 
 from edgewire.task.errors import TaskError
 
+MOST_NAMED = 12  # columns of a kind that a screen names
 KINDS = ("number", "category", "date", "time", "window", "integer")
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?")  # cells without value
 
@@ -103,6 +104,23 @@ class Columns:
         """The names of the target's classes; () for other targets."""
         return next((each.values for each in self.target if each.kind == "category"), ())
 
+    def lines(self) -> list[str]:
+        """Return what the columns are, for a screen: at most 7 lines."""
+        kinds = {"numbers": "number", "categories": "category", "dates": "date"}
+        kinds = {**kinds, "times": "time", "windows": "window"}
+        found = {
+            name: [_described(each) for each in self.features if each.kind == kind]
+            for name, kind in kinds.items()
+        }
+        found["left out"] = [f"{name or repr(name)} ({why})" for name, why in self.left]
+        found["target"] = [_described(each, target=True) for each in self.target]
+        return [
+            f"{name:<10}  {', '.join(texts[:MOST_NAMED])}"
+            + (f" and {len(texts) - MOST_NAMED:,} more" if len(texts) > MOST_NAMED else "")
+            for name, texts in found.items()
+            if texts
+        ]
+
     def to_json(self) -> str:
         """Return the columns as JSON without default values, and without `${`."""
         plain = {
@@ -133,6 +151,19 @@ class Columns:
                 f"dataset.columns are not the JSON that a run writes ({type(error).__name__}): "
                 f"leave them out, or give the file of a run or of a survey"
             ) from error
+
+
+def _described(column: Column, target: bool = False) -> str:
+    """Return a column in a few words; `target`: whether it is predicted."""
+    words = []
+    if column.kind == "category":
+        texts = "classes" if target else "texts and others" if column.other else "texts"
+        words = [f"{len(column.values)} {texts}"]
+    elif target:
+        words = [f"a number, mean {column.mean:.4g}, deviation {column.std:.4g}"]
+    words += [f"{column.missing:.0%} missing"] * (column.missing >= 0.005)
+    name = " ".join(column.name.split())[:40]
+    return f"{name} ({', '.join(words)})" if words else name
 
 
 def plain_of(node: Column | Reading) -> Mapping[str, Any]:

@@ -1,0 +1,102 @@
+"""A new run gets finished values from its data, and its metrics reach all that shows them."""
+
+import json
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from sklearn.utils.class_weight import compute_class_weight
+
+from edgewire.report.runs import read_run
+from tests.runs import QUICK, history_of, nodes_of, result_of
+
+QUICKER = ["rounds=2", "nodes=2", "engine.workers=1"]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Return words for a table of two classes, of which `yes` is the rarer one."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(200, 3))
+    kinds = np.where(x[:, 0] + random.normal(size=200) > 1, "yes", "no")
+    file = tmp_path_factory.mktemp("table") / "table.csv"
+    rows = [
+        ",".join([*map("{:.4f}".format, row), kind]) for row, kind in zip(x, kinds, strict=True)
+    ]
+    file.write_text("\n".join(["a,b,c,target", *rows]))
+    model = ["model=table_mlp", "model.columns=3", "model.outputs=2"]
+    return ["dataset=csv", f"dataset.root={file}", *model, *QUICKER]
+
+
+def objective_in(folder):
+    """Return the group `objective` of the run's saved configuration."""
+    return OmegaConf.to_container(OmegaConf.load(folder / ".hydra/config.yaml"))["objective"]
+
+
+def test_balanced_weights_are_scikit_learns(command, table):
+    evaluating = ["dataset.holdout=0.2", "strategy.fraction_evaluate=1"]
+    code, printed, folder = command(*table, *evaluating, "objective.class_weights=balanced")
+    assert (code, printed.err) == (0, "")
+    labels = np.repeat([0, 1], np.sum([row["labels"] for row in nodes_of(folder)["nodes"]], 0))
+    expected = compute_class_weight("balanced", classes=np.arange(2), y=labels)
+    saved = objective_in(folder)
+    assert saved["class_weights"] == pytest.approx(expected.tolist())
+    assert saved["metrics"] == ["accuracy", "f1", "auroc"]
+    result = result_of(folder)
+    assert list(result["metrics"]) == saved["metrics"]
+    assert result["class_names"] == ["no", "yes"]
+    assert np.sum(result["confusion"]) == 40
+    assert result["constant"]["class"] == "no"
+    assert result["constant"]["auroc"] == 0.5
+    assert 0 < history_of(folder)[-1]["node_accuracy"] < 1
+
+
+def test_ten_classes_have_no_top5_and_a_saved_configuration_is_left_alone(command):
+    code, _, folder = command(*QUICKER)
+    assert code == 0
+    assert objective_in(folder)["metrics"] == ["accuracy"]
+    code, _, again = command(
+        "--config-path", str(folder / ".hydra"), "--config-name", "config",
+        "objective.metrics=[accuracy,top5]",
+    )  # fmt: skip
+    assert code == 0
+    assert "top5" in result_of(again)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["objective.metrics=[f2]"], "error: objective: metrics=[f2]: f2 is none of its metrics; "),
+        (["objective.metrics=f1"], "error: objective.metrics must be null or a list, not 'f1'"),
+        (["objective.class_weights=equal"], "error: objective: class_weights must be numbers"),
+        (["task=sensor_table", "objective.metrics=[f1]"], "Regression has mae, rmse, r2, mape"),
+    ],
+)
+def test_a_wrong_metric_is_one_line(command, words, said):
+    code, printed, folder = command(*QUICKER, *words)
+    assert code == 2
+    (line,) = printed.err.strip().splitlines()
+    assert said in line
+    assert not (folder / "result.json").exists()
+
+
+def test_weights_without_samples_here_are_refused(command, tmp_path):
+    words = ["dataset=imagefolder", f"dataset.root={tmp_path}/none", "dataset.classes=[cat,dog]"]
+    code, printed, _ = command(*QUICKER, *words, "objective.class_weights=balanced")
+    assert code == 2
+    assert len(printed.err.strip().splitlines()) == 1
+
+
+def test_f1_is_the_main_metric_of_a_sweep_and_of_its_schedule(command):
+    words = ["objective.metrics=[f1]", "schedule=plateau", "schedule.metric=f1"]
+    code, printed, folder = command("-m", *QUICK, *words, "schedule.patience=0", "seed=0,1",
+                                    "schedule.threshold=0.9")  # fmt: skip
+    assert code == 0
+    assert "f1" in printed.out
+    assert "accuracy" not in printed.out
+    for number in range(2):
+        run = read_run(folder / str(number))
+        assert run.metric == ("f1", True, True)
+        assert json.loads((folder / str(number) / "result.json").read_text())["best_f1"] > 0
+        rates = [row["lr"] for row in history_of(folder / str(number))]
+        assert rates[0] > rates[-1]
