@@ -20,28 +20,18 @@ from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 
-from edgewire.command.exit import Caller, Failed, Stopped, called_from
+from edgewire.command.exit import Caller, Failed, RunFailed, Stopped, called_from, mistakes_fail
 from edgewire.command.hydra_main import run_hydra
 from edgewire.command.job import RUN
 from edgewire.command.python_data import data_in
 from edgewire.command.run_result import RunResult, SweepResult
 from edgewire.command.saved_config import CONTINUE, RESUME, START, quoted
 from edgewire.command.sweep import SweepEnd
-from edgewire.conf.schema import ConfigError
-from edgewire.task.errors import TaskError
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # texts that Hydra reads without quotes
 _WORDS = ("null", "true", "false", "nan", "inf")  # Hydra reads these as other values than texts
 ONE_RUN = threading.Lock()  # Hydra and Flower have one state in a process
 _OPTIONS = ("-m", "--multirun")
-
-
-class RunFailed(Exception):
-    """A run has not begun, or has failed. The message is one line that says what to do."""
-
-    def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows in place of a traceback: one line."""
-        return [f"{type(self).__name__}: {self}"]
 
 
 def train(
@@ -70,12 +60,12 @@ def train(
     words = [*overrides, *(override_of(key, value) for key, value in values.items())]
     expect_overrides(words)
     own = data_in("hydra.run.dir", words, data, target)
-    with _one_line(), own as words, _called(progress) as line:
+    with mistakes_fail(), own as words, _called(progress) as line:
         run_hydra([*_folder(config_dir), *words])
     if line:
         warnings.warn(line[0], stacklevel=2)
     assert RUN.folder is not None
-    return RunResult(RUN.folder)
+    return RunResult(RUN.folder, {each.__module__ for each in values.values() if callable(each)})
 
 
 def sweep(
@@ -97,7 +87,7 @@ def sweep(
     """
     words = [*overrides, *(_choices(key, value) for key, value in values.items())]
     expect_overrides(words)
-    with _one_line(), data_in("hydra.sweep.dir", words, data, target) as words:
+    with mistakes_fail(), data_in("hydra.sweep.dir", words, data, target) as words:
         return run_sweep([*_folder(config_dir), *words], progress)
 
 
@@ -116,15 +106,6 @@ def run_sweep(
     if SweepEnd.folder is None:
         raise RunFailed("no run of the sweep was begun")
     return SweepResult(SweepEnd.folder, SweepEnd.jobs)
-
-
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """In this context, an error about the user's data is a `RunFailed`."""
-    try:
-        yield
-    except (ConfigError, TaskError) as error:
-        raise RunFailed(str(error)) from None
 
 
 def _folder(config_dir: Path | str | None) -> list[str]:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,6 @@ from edgewire.report.metric import ACCURACY, MainMetric
 from edgewire.report.reader import ResultsError, mistakes_are_lines
 from edgewire.report.runs import (
     Group,
-    Row,
     Run,
     group_runs,
     main_metric,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws import
 
 Values = NDArray[np.float64]
 Each = TypeVar("Each")
-Band = Literal["range", "extremes", "interval"]
 # column of history.jsonl -> label of the axis, and the column's value that is one unit on it
 X = {
     "round": ("round", 1.0),
@@ -82,19 +80,18 @@ class Curve:
 
 def mean_curve(
     seeds: Iterable[Iterable[Sequence[Any]]],
-    band: Band,
     smooth: int = 1,
     log_x: bool = False,
     units: tuple[float, float] = (1.0, 1.0),
+    interval: bool = True,
 ) -> Curve | None:
     """Return the mean curve of runs; None if no round has x and y in all of them.
 
     `seeds`: of each run the round, x and y of its rows. The curve has a point for each round in
     which every run has both, at the mean of the runs' x. `smooth`: the number of points in a moving
-    average of each run's y. `band`: the lowest and highest average ("range"), all values that the
-    averages include ("extremes", also for a single run), or the 95 % interval of the mean
-    ("interval"; for two runs the range). `log_x`: leave out points at 0 or below. `units`: the
-    values of x and y that are one unit in the curve.
+    average of each run's y. `interval`: whether the band is the 95 % interval of the mean; for two
+    runs, and without it, the band is their range. `log_x`: leave out points at 0 or below. `units`:
+    the values of x and y that are one unit in the curve.
     """
     runs = [{r: (x, y) for r, x, y in rows if None not in (r, x, y)} for rows in seeds]
     rounds = sorted(set(runs[0]).intersection(*runs)) if runs else []
@@ -104,33 +101,11 @@ def mean_curve(
     across, raw = table[:, :, 0].mean(axis=0) / units[0], table[:, :, 1] / units[1]
     up = raw if smooth == 1 else np.array([moving_average(row, smooth) for row in raw])
     mean, low, high = up.mean(axis=0), up.min(axis=0), up.max(axis=0)
-    if band == "extremes":
-        seen = [raw[:, window(at, len(across), smooth)] for at in range(len(across))]
-        low, high = np.array([part.min() for part in seen]), np.array([part.max() for part in seen])
-    elif band == "interval" and len(up) > 2:
+    if interval and len(up) > 2:
         half = student(len(up) - 1) * up.std(axis=0, ddof=1) / math.sqrt(len(up))
         low, high = mean - half, mean + half
     shown = across > 0 if log_x else np.ones(len(across), dtype=bool)
     return Curve(*(part[shown] for part in (across, mean, low, high))) if shown.any() else None
-
-
-def curve(
-    histories: Iterable[Iterable[Row]],
-    x: str,
-    y: str,
-    smooth: int = 1,
-    band: Band = "range",
-    log_x: bool = False,
-    metric: MainMetric = ACCURACY,
-) -> Curve | None:
-    """Return the `mean_curve` of runs in the axes' units; None without a point.
-
-    `histories`: the rows of each run; `x`, `y`: the keys of a row that the axes show. `metric`: the
-    runs' main metric.
-    """
-    seeds = ([[row.get(key) for key in ("round", x, y)] for row in rows] for rows in histories)
-    units = X[x][1], axis_of(y, metric)[1]
-    return mean_curve(seeds, band, smooth, log_x, units)
 
 
 def axis_of(y: str, metric: MainMetric = ACCURACY) -> tuple[str, float]:
@@ -139,6 +114,11 @@ def axis_of(y: str, metric: MainMetric = ACCURACY) -> tuple[str, float]:
     `metric`: the main metric, which may be a share.
     """
     return Y.get(y, (metric.axis, 1 / metric.scale) if y == metric.name else (y, 1.0))
+
+
+def units_of(x: str, y: str, metric: MainMetric) -> tuple[float, float]:
+    """Return the values of two columns that are one unit on their axes."""
+    return X[x][1], axis_of(y, metric)[1]
 
 
 def moving_average(values: Values, count: int) -> Values:
@@ -169,8 +149,8 @@ def draw(
 ) -> Figure:
     """Return a figure with a curve for each group of runs that differ only in the seed.
 
-    The arguments are those of `curve`, but bytes are all bytes of the messages. `title`: "": what
-    the runs train. Bands are 95 % intervals of the means; those of two runs are their range. A
+    `x`, `y`: the keys of a row that the axes show; bytes are all bytes of the messages. `smooth`,
+    `log_x`: as in `mean_curve`. `title`: "": what the runs train. Bands are 95 % intervals of the means; those of two runs are their range. A
     dashed line is at the last value of the group without compression, if there is one. Raises
     `ResultsError` if no group has a curve.
     """
@@ -178,10 +158,11 @@ def draw(
 
     metric = main_metric(run for group in groups for run in group.runs)
     found = [
-        mean_curve([_points(run, x, y) for run in group.runs], "interval", smooth, log_x,
-                   (X[x][1], axis_of(y, metric)[1]))
+        mean_curve(
+            [_points(run, x, y) for run in group.runs], smooth, log_x, units_of(x, y, metric)
+        )
         for group in groups
-    ]  # fmt: skip
+    ]
     if not any(found):
         raise ResultsError(f"no history holds {y} and {x}")
     with rc_context(STYLE):

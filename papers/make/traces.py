@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgewire.report.curves import Curve, axis_of, curve
+from edgewire.report.curves import Curve, axis_of, mean_curve, units_of
 from edgewire.report.style import look
 from papers.make.definitions import MAIN
 from papers.make.picture import Picture, add_legend, logarithmic, panels
@@ -62,7 +62,13 @@ def _traces(table: FilledTable) -> Iterator[Trace]:
     y, least, metric = table.definition.picture, table.definition.least, table.metric
     y = metric.name if y == MAIN else y
     for row in table.definition.rows:
-        histories = [run.history() for run in table.runs_of(row)]
-        found = (curve(histories, x, y, log_x="bytes" in x, metric=metric) for x in ACROSS)
+        found = []
+        for x in ACROSS:
+            seeds = (
+                [[each.get(key) for key in ("round", x, y)] for each in run.history()]
+                for run in table.runs_of(row)
+            )
+            units = units_of(x, y, metric)
+            found.append(mean_curve(seeds, 1, "bytes" in x, units, interval=False))
         if len(curves := tuple(each for each in found if each is not None)) == len(ACROSS):
             yield Trace(row.label.replace("`", ""), y, least, curves)

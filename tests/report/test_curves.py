@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from edgewire.report.curves import curve, draw, main, moving_average
+from edgewire.report.curves import draw, main, moving_average
 from edgewire.report.runs import group_runs, read_runs
 from tests.report.made_runs import add_job
 
@@ -163,16 +163,3 @@ def test_a_mistake_gives_one_line(sweep, capsys, overrides, part):
     error = capsys.readouterr().err
     assert len(error.strip().splitlines()) == 1
     assert part in error
-
-
-def test_the_band_of_extremes_holds_every_value_of_an_average(sweep):
-    groups = group_runs(read_runs([sweep])[0])
-    (sgd,) = (group for group in groups if group.overrides["algorithm"] == "sgd")
-    found = curve(
-        [run.history() for run in sgd.runs], "round", "train_loss", smooth=3, band="extremes"
-    )
-    # The losses are 4 2 1 and 6 2 3; the first and the last point are not averaged.
-    np.testing.assert_array_equal(found.low, [4, 1, 1])
-    np.testing.assert_array_equal(found.high, [6, 6, 3])
-    one = curve([sgd.runs[0].history()], "round", "train_loss", smooth=3, band="extremes")
-    np.testing.assert_array_equal((one.low[1], one.mean[1], one.high[1]), (1, 7 / 3, 4))

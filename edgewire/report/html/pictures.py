@@ -113,7 +113,7 @@ def averaged(group: ReportGroup, x: Axis, y: Axis) -> Curve | None:
         zip(column("round")(rows, group), x.of(rows, group), y.of(rows, group), strict=True)
         for rows in group.histories.values()
     )
-    return mean_curve(seeds, "interval", log_x=x.log)
+    return mean_curve(seeds, log_x=x.log)
 
 
 def _over_link(report: ReportRuns, name: str, network: Network, metric: Axis) -> Canvas | None:
@@ -159,7 +159,7 @@ def draw_front(report: ReportRuns, way: str) -> Canvas | None:
     for group, size, value in points:
         half, grey = None, group.rank is None
         seeds = by_seed(group.runs, metric.name, metric.scale).values()
-        bar = mean_curve(([(0, 0, seed)] for seed in seeds), "interval")
+        bar = mean_curve([(0, 0, seed)] for seed in seeds)
         if bar is not None and len(seeds) > 1 and not grey:
             half = [value - bar.low, bar.high - value]
             ends += [float(bar.low[0]), float(bar.high[0])]
