@@ -150,9 +150,9 @@ def draw(
     """Return a figure with a curve for each group of runs that differ only in the seed.
 
     `x`, `y`: the keys of a row that the axes show; bytes are all bytes of the messages. `smooth`,
-    `log_x`: as in `mean_curve`. `title`: "": what the runs train. Bands are 95 % intervals of the means; those of two runs are their range. A
-    dashed line is at the last value of the group without compression, if there is one. Raises
-    `ResultsError` if no group has a curve.
+    `log_x`: as in `mean_curve`. `title`: "": what the runs train. Bands are 95 % intervals of the
+    means; of two runs the range. A dashed line is at the last value of the group without
+    compression, if there is one. Raises `ResultsError` if no group has a curve.
     """
     from matplotlib import rc_context
 

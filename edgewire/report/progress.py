@@ -77,8 +77,9 @@ class RunProgress:
                 # an earlier run's history has other metrics
                 names = (metric.name for metric in self.metrics)
                 self.values |= {name: row[name] for name in names if _has(row, name)}
-                if _has(row, "round", main := self.metrics[0].name):
-                    self.points.append((row["round"], row[main]))
+                main = [metric.name for metric in self.metrics[:1]]
+                if _has(row, "round", *main):
+                    self.points += [(row["round"], row[name]) for name in main]
             if len(self.points) > MOST_POINTS:
                 self.points = [*self.points[:-1:2], self.points[-1]]
         self.state = self._state()
