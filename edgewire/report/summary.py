@@ -331,7 +331,7 @@ def _failed(result: Row, nodes: Sequence[NodeRecord]) -> str:
     told, reason = [], ""
     for node in worst[:3]:
         before, reason = reason, one_line(str(node.told.get("reason") or ""), 60)
-        told.append(f"{node.label} {node.failures:g}" + f", {reason}" * (reason != before))
+        told.append(f"{node.failures:g} of {node.label}" + f", {reason}" * (reason != before))
     more = f" and {len(worst) - 3} more nodes" if len(worst) > 3 else ""
     text = f"{failures:,g} of {failures + result['client_updates']:,g} updates"
     return f"{text}: {'; '.join(told)}{more}" if told else text

@@ -52,7 +52,10 @@ LESS = 1.2  # a group is compressed if its ratio is this many times the lowest r
 CHECKPOINT = "checkpoint"
 NOT_FINISHED = "not finished"  # a key of unfinished runs: no finished run is in their group
 # before the run has a result, these names tell that a value is a share of which more is better
-SHARES = ("accuracy", "top5", "auroc", "iou")
+SHARES = (
+    *("accuracy", "top5", "auroc", "iou", "balanced_accuracy", "f1", "precision", "recall"),
+    "average_precision",
+)
 WAYS = {"uplink": "up", "downlink": "down"}
 
 

@@ -18,7 +18,7 @@ from edgewire.task.errors import MissingOption, NoData, TaskError
 from edgewire.task.tables import cells
 from edgewire.task.tables.cells import OddCells
 from edgewire.task.tables.columns import Column, Columns, Reading, plain_of
-from edgewire.task.tables.files import Rows, read
+from edgewire.task.tables.files import Rows, read, tidy
 from edgewire.task.tables.learn import Wishes, learn
 from edgewire.task.tables.read import inputs_of, lacking, located, rows_of, targets_of
 from edgewire.task.tables.transform import TableTransform
@@ -85,8 +85,8 @@ def table(
             "a table at the server, dataset.root=FILE"
         )
     wishes = Wishes(
-        _names(target), None if inputs is None else _names(inputs), group,
-        {str(name): str(kind) for name, kind in (kinds or {}).items()}, _names(skip),
+        _names(target), None if inputs is None else _names(inputs), next(iter(_names(group)), None),
+        {tidy(name): str(kind) for name, kind in (kinds or {}).items()}, _names(skip),
         None if classes is None else tuple(map(str, classes)),
         Reading(delimiter, decimal, None if missing is None else tuple(missing), header, encoding),
     )  # fmt: skip
@@ -123,7 +123,7 @@ def table(
 
 
 def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(map(str, names or ()))
+    return tuple(map(tidy, (names,) if isinstance(names, str) else names or ()))
 
 
 def _with_target(rows: Rows, target: Sequence[str]) -> Rows:
@@ -150,7 +150,7 @@ def _data(
     inputs, targets = inputs_of(rows, columns), targets_of(rows, columns)
     if targets is None and columns.target:
         raise TaskError(f"{rows.place} has {lacking(rows, [columns.target[0].name], 'target')}")
-    groups = None if columns.group is None else _groups(rows, columns.group)
+    groups, names = (None, ()) if columns.group is None else _groups(rows, columns.group)
     spans = [(0, count(inputs))] if cut is None else [(0, cut), (cut, count(inputs))]
     data = data_of(
         [rows_between(inputs, *span) for span in spans],
@@ -162,7 +162,7 @@ def _data(
         transform=TableTransform([plain_of(each) for each in columns.features]),
         class_names=columns.classes,
     )
-    return replace(data, columns=columns)
+    return replace(data, columns=columns, group_names=names)
 
 
 def _without_rows(columns: Columns) -> Data:
@@ -182,8 +182,8 @@ def _without_rows(columns: Columns) -> Data:
     return Data(split, split, transform, len(names), names, columns=columns)
 
 
-def _groups(rows: Rows, name: str) -> Tensor:
-    """Return the number of each row's group, int64 (N,)."""
+def _groups(rows: Rows, name: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Return the number of each row's group, int64 (N,), and the names of the groups."""
     column = rows.table.column(located(rows, [name], "group")[name])
     try:
         places, texts = cells.encoded(column, rows.reading.missing or ())
@@ -202,7 +202,7 @@ def _groups(rows: Rows, name: str) -> Tensor:
     order = sorted(range(len(named)), key=lambda at: (int(named[at]) if whole else 0, named[at]))
     ranks = np.empty(len(named), np.int64)
     ranks[order] = np.arange(len(named))
-    return torch.from_numpy(ranks[places])
+    return torch.from_numpy(ranks[places]), tuple(named[at] for at in order)
 
 
 def csv(
@@ -272,7 +272,8 @@ def _plain(
     if classes is not None and not isinstance(target, str):
         raise TaskError("dataset.classes names the classes of one target: give dataset.target=NAME")
     return Wishes(
-        names, None if inputs is None else _names(inputs), group, reading=reading, plain=True,
+        names, None if inputs is None else _names(inputs), next(iter(_names(group)), None),
+        reading=reading, plain=True,
         classes=None if classes is None else _names(classes), index=index, on_device=on_device,
     )  # fmt: skip
 

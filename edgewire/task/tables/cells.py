@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgewire.task.tables.files import NUMBER, Rows
+from edgewire.task.tables.files import NUMBER, Rows, tidy
 
 DAY = 86_400_000_000  # microseconds
 HOUR = 3_600_000_000
@@ -21,7 +21,7 @@ class OddCells(ValueError):
 
 def _odd(rows: Rows, odd: NDArray[np.bool_], cells: Any) -> OddCells:
     first, count = int(odd.argmax()), int(odd.sum())
-    text = str(cells[first].as_py())
+    text = tidy(cells[first].as_py())
     said = f'"{text[:20]}{"..." if len(text) > 20 else ""}" in {rows.row(first)}'
     return OddCells(said + (f" and {count - 1:,} more" if count > 1 else ""))
 
@@ -31,7 +31,7 @@ def _untaken(cells: Any) -> OddCells:
 
     if types.is_binary(cells.type) or types.is_large_binary(cells.type):
         return OddCells("text that is not UTF-8")
-    return OddCells(f'"{str(cells[0].as_py())[:20]}" in row 1 ({str(cells.type)[:40]})')
+    return OddCells(f'"{tidy(cells[0].as_py())[:20]}" in row 1 ({str(cells.type)[:40]})')
 
 
 def is_text(kind: Any) -> bool:
@@ -130,7 +130,7 @@ def numbers(rows: Rows, cells: Any) -> Floats:
 def _floats(cells: Any) -> Floats:
     import pyarrow
 
-    found = cells.cast(pyarrow.float64(), safe=False).to_numpy()
+    found = cells.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
     return np.asarray(found, np.float64)
 
 

@@ -162,8 +162,7 @@ def _described(column: Column, target: bool = False) -> str:
     elif target:
         words = [f"a number, mean {column.mean:.4g}, deviation {column.std:.4g}"]
     words += [f"{column.missing:.0%} missing"] * (column.missing >= 0.005)
-    name = " ".join(column.name.split())[:40]
-    return f"{name} ({', '.join(words)})" if words else name
+    return column.name[:40] + (f" ({', '.join(words)})" if words else "")
 
 
 def plain_of(node: Column | Reading) -> Mapping[str, Any]:

@@ -97,14 +97,19 @@ def read(source: Any, reading: Reading, texts: Collection[str] = ()) -> Rows:
 
 
 def _named(table: pyarrow.Table) -> pyarrow.Table:
-    """Return a table with trimmed names, in which only texts are in dictionaries."""
+    """Return a table with tidy names, in which only texts are in dictionaries."""
     from pyarrow import types
 
     for place, kind in enumerate(table.schema.types):
         if types.is_dictionary(kind) and not types.is_string(kind.value_type):
             plain = table.column(place).cast(kind.value_type)
             table = table.set_column(place, table.column_names[place], plain)
-    return table.rename_columns([str(name).strip() for name in table.column_names])
+    return table.rename_columns([tidy(name) for name in table.column_names])
+
+
+def tidy(text: Any) -> str:
+    """Return a text in one line, without spaces at its ends."""
+    return " ".join(str(text).split())
 
 
 def _of_frame(frame: Any) -> pyarrow.Table:
@@ -209,7 +214,7 @@ def _of_text(
             strings_can_be_null=True,
             decimal_point=decimal,
             column_types={
-                name: pyarrow.string() for name in names or first if name.strip() in texts
+                name: pyarrow.string() for name in names or first if tidy(name) in texts
             },
             auto_dict_encode=True,
             auto_dict_max_cardinality=LARGEST_BLOCK,
@@ -259,7 +264,9 @@ def _decimal(records: Sequence[Sequence[str]], delimiter: str) -> str:
 
 
 def _has_names(first: Sequence[str]) -> bool:
-    """Return whether the first line names the columns: no cell is a number, or all are places."""
-    cells = [cell.strip().replace(",", ".") for cell in first]
+    """Return whether the first line names the columns: no cell is a number, but places or years."""
+    cells = [cell.strip().replace(",", ".") for cell in first if cell]
     numbers = [cell for cell in cells if re.fullmatch(NUMBER, cell)]
-    return len({*numbers}) == len(numbers) and all(cell.isdigit() for cell in numbers)
+    whole = len({*numbers}) == len(numbers) and all(cell.isdigit() for cell in numbers)
+    years = all(re.fullmatch("(19|20)..", cell) for cell in numbers)
+    return whole and (years or len(numbers) == len(cells))

@@ -18,7 +18,7 @@ from edgewire.task.errors import TaskError
 from edgewire.task.tables import cells
 from edgewire.task.tables.cells import OddCells
 from edgewire.task.tables.columns import KINDS, Column, Columns, Reading
-from edgewire.task.tables.files import Rows
+from edgewire.task.tables.files import Rows, tidy
 from edgewire.task.tables.read import lacking, targets_of, values_of
 
 MOST_TEXTS = 40  # of a category; all further ones count as one
@@ -76,7 +76,7 @@ class Problems(TaskError):
         head = f"{place}: {one if len(problems) == 1 else several}"
         more = len(problems) - MOST_SHOWN
         shown = [
-            (" ".join(name.split())[:30], each.found, each.cure)
+            (name[:30], each.found, each.cure)
             for name, each in problems[:MOST_SHOWN]
         ]
         wide, wider = (max(len(row[place]) for row in shown) for place in range(2))
@@ -106,7 +106,11 @@ def _overrides(problems: list[tuple[str, Problem]], wishes: Wishes) -> list[str]
 
 def _word(text: str) -> str:
     """Return a text as an element of a list in an override, in quotes if Hydra needs them."""
-    if re.fullmatch(r"[A-Za-z_][\w.-]*", text) and text.lower() not in ("true", "false", "null"):
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", text) and text.lower() not in (
+        "true",
+        "false",
+        "null",
+    ):
         return text
     return "'" + re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text) + "'"
 
@@ -321,7 +325,7 @@ class _Learner:
             return Column(name, "date", values=(forms[0],))
         if forms and len(texts):
             cure = f"day or month first? this is {forms[0]}"
-            raise Problem(f'dates such as "{texts[0].as_py()}"', cure, "kinds", forms[0])
+            raise Problem(f'dates such as "{tidy(texts[0])}"', cure, "kinds", forms[0])
         free = filled >= FEW_ROWS and len(texts) > filled / 2
         if free and self.wishes.inputs is None and name not in self.wishes.target:
             said = f"{len(texts):,} different texts in {filled:,} rows"

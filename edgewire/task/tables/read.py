@@ -15,7 +15,7 @@ from edgewire.task.errors import TaskError
 from edgewire.task.tables import cells
 from edgewire.task.tables.cells import OddCells
 from edgewire.task.tables.columns import Column, Columns
-from edgewire.task.tables.files import Rows, read
+from edgewire.task.tables.files import Rows, read, tidy
 from edgewire.task.tensors import Tensors
 
 MOST_NAMED = 20  # columns that a message names
@@ -93,7 +93,7 @@ def targets_of(source: Any, columns: Columns) -> Tensor | None:
                 what = f" ({str(found[row].as_py())[:40]!r})" if column.values else ""
                 raise TaskError(
                     f"{rows.place}: the target {column.name} has {said}{what} in {rows.row(row)}"
-                    + (f": the classes are {', '.join(column.values[:12])}" if what else "")
+                    + (f": the classes are {tidy(', '.join(column.values[:12]))}" if what else "")
                 )
         values.append(value)
     if columns.target[0].kind == "integer":

@@ -1,0 +1,194 @@
+"""What the columns of a table are, and all that cannot be taken, in one error."""
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgewire.task.datasets.table import table
+from edgewire.task.errors import MissingOption, NoData, TaskError
+from edgewire.task.tables.columns import Columns, Reading
+from edgewire.task.tables.learn import Problem, Problems, Wishes
+from edgewire.task.tables.read import inputs_of, targets_of
+
+ROWS = 60
+random = np.random.default_rng(0)
+GOOD = {
+    "age": random.normal(40, 9, ROWS).round(2),
+    "plan": random.choice(["basic", "plus"], ROWS),
+    "churn": random.choice(["no", "yes"], ROWS),
+}
+
+
+def file_of(folder, columns, name="t.csv"):
+    pandas.DataFrame(columns).to_csv(folder / name, index=False)
+    return str(folder / name)
+
+
+def test_all_columns_that_cannot_be_taken_are_in_one_error(tmp_path):
+    columns = {
+        **GOOD,
+        "note": [f"note {row}" for row in range(ROWS)],
+        "id": random.permutation(ROWS) + 100,
+        "income": [*GOOD["age"][:-2], "12 k", "unknown"],
+        "user_id": random.integers(0, 2**40, ROWS),
+        "since": ["01/02/2020", "03/04/2021"] * (ROWS // 2),
+    }
+    columns["churn"] = [None, *columns["churn"][1:]]
+    with pytest.raises(Problems) as caught:
+        table(file_of(tmp_path, columns), "churn")
+    head, *rows, mended = caught.value.screen.splitlines()
+    assert head.endswith("t.csv: 6 columns cannot be taken as they are")
+    words = {row.split()[0]: row for row in rows}
+    assert words.keys() == {"churn", "note", "id", "income", "user_id", "since"}
+    assert '"12 k" in row 59 and 1 more' in words["income"]
+    assert "1 of 60 rows without a value" in words["churn"]
+    assert "60 different texts in 60 rows" in words["note"]
+    assert "row number?" in words["id"]
+    assert "row number?" in words["user_id"]
+    assert "day or month first?" in words["since"]
+    assert "\n" not in str(caught.value)
+    assert "dataset.drop_missing=true" in mended
+    options = {"drop_missing": True, "skip": ["note", "id", "user_id"]}
+    kinds = {"income": "category", "since": "%d/%m/%Y"}
+    data = table(file_of(tmp_path, columns), "churn", **options, kinds=kinds)
+    kept = [each.name for each in data.columns.features]
+    assert kept == ["age", "plan", "income", "since"]
+    assert len(data.train) + len(data.test) == ROWS - 1
+
+
+NAMES = st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1), min_size=1)
+
+
+@given(NAMES)
+def test_the_overrides_of_an_error_name_any_column(names):
+    names = list(dict.fromkeys(names))
+    problems = [(name, Problem("found", "cure", "skip")) for name in names]
+    mended = Problems("t.csv", problems, Wishes()).screen.splitlines()[-1]
+    import shlex
+
+    (word,) = shlex.split(mended.removeprefix("then add: "))
+    (found,) = OverridesParser.create().parse_overrides([word])
+    assert found.value() == names
+
+
+LEFT = {
+    "pandas' index": {"": range(ROWS), **GOOD},
+    "constant": {**GOOD, "country": ["DE"] * ROWS},
+    "empty": {**GOOD, "later": [None] * ROWS},
+    "dataset.skip": {**GOOD, "id": range(ROWS)},
+}
+
+
+@pytest.mark.parametrize("why", LEFT)
+def test_columns_without_use_are_left_out_with_a_line(why, tmp_path):
+    options = {"skip": ["id"]} if why == "dataset.skip" else {}
+    data = table(file_of(tmp_path, LEFT[why]), "churn", **options)
+    assert [each.name for each in data.columns.features] == ["age", "plan"]
+    ((_, reason),) = data.columns.left
+    assert reason in (why, "without a name")
+    lines = data.columns.lines()
+    assert len(lines) <= 7
+    assert any(reason in line for line in lines)
+
+
+TARGETS = {
+    "text": (["b", "a"], ("a", "b"), torch.int64),
+    "true and false": ([True, False], ("False", "True"), torch.int64),
+    "two whole numbers": ([2, 1], ("1", "2"), torch.int64),
+    "more whole numbers": ([3, 1, 2], (), torch.float32),
+    "broken numbers": ([0.5, 1.5], (), torch.float32),
+}
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_a_target_is_a_class_or_a_number(case, tmp_path):
+    values, names, kind = TARGETS[case]
+    columns = {**GOOD, "churn": values * (ROWS // len(values))}
+    data = table(file_of(tmp_path, columns), "churn", test_share=0)
+    assert (data.class_names, data.train.targets.dtype) == (names, kind)
+    if not names:
+        assert data.train.targets.tolist() == columns["churn"]
+        assert data.columns.target[0].mean == pytest.approx(np.mean(columns["churn"]))
+    both = table(file_of(tmp_path, {**GOOD, "y": GOOD["age"] * 2}), ["y", "age"], test_share=0)
+    assert both.train.targets.shape == (ROWS, 2)
+    assert table(file_of(tmp_path, GOOD), None).train.targets == ()
+
+
+WRONG = {
+    "an absent target": ({"target": "churned"}, "did you mean churn"),
+    "an absent input": ({"inputs": ["height"]}, "no column height: dataset.inputs="),
+    "an absent kind": ({"kinds": {"height": "number"}}, "no column height: dataset.kinds="),
+    "an unknown kind": ({"kinds": {"age": "numbr"}}, "did you mean number"),
+    "the target as an input": ({"inputs": ["churn"]}, "not the target"),
+    "no input": ({"skip": ["age", "plan"]}, "all are left out, age \\(dataset.skip\\)"),
+    "one class": ({"target": "one"}, "one class only"),
+    "an unknown class": ({"classes": ["no", "maybe"]}, "'yes' is no known class"),
+    "a wrong delimiter": ({"delimiter": "tabs"}, "or tab or space"),
+    "a wrong decimal": ({"decimal": ";"}, "dataset.decimal"),
+    "a broken kind": ({"kinds": {"plan": "number"}}, '"plus" in row 1 and 59 more'),
+    "a broken date": ({"kinds": {"plan": "%d.%m.%Y"}}, "no date|date"),
+    "columns of nobody": ({"columns": "[1, 2]"}, "not the JSON"),
+    "an odd column": ({"columns": '{"features": [{"name": "a", "std": 0}]}'}, "not valid"),
+    "an absent column": ({"columns": '{"features": [{"name": "height"}]}'}, "no column height"),
+    "a device without columns": ({"on_device": True}, "dataset.columns=FILE"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_option_is_one_line(case, tmp_path):
+    options, line = WRONG[case]
+    root = file_of(tmp_path, {**GOOD, "one": ["a"] * ROWS} if case == "one class" else GOOD)
+    with pytest.raises(TaskError, match=line) as caught:
+        table(root, **{"target": "churn", **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_of_known_columns_are_refused_in_one_line(tmp_path):
+    data = table(file_of(tmp_path, GOOD), "churn")
+    good = pandas.DataFrame(GOOD)
+    for frame, line in (
+        (good.drop(columns="plan"), "no column plan"),
+        (good.assign(age="old"), 'age has "old" in row 1 and 59 more'),
+        (pandas.concat([good, good], axis=1), "2 columns age"),
+    ):
+        with pytest.raises(TaskError, match=line):
+            inputs_of(frame, data.columns)
+    for value, line in (("maybe", "an unknown class \\('maybe'\\) in row 1"), (None, "no value")):
+        with pytest.raises(TaskError, match=line):
+            targets_of(good.assign(churn=value), data.columns)
+    assert targets_of(good.drop(columns="churn"), data.columns) is None
+    new = data.prepared(inputs_of(good[:1].assign(plan="gold", age=None), data.columns))
+    assert new.tolist() == [[0, 0, 0]]  # an unknown text, and a gap that no training row had
+
+
+def test_a_server_and_its_devices_share_columns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    columns = table(file_of(tmp_path, GOOD), "churn").columns.to_json()
+    part = pandas.DataFrame(GOOD)[:20].assign(plan="plus", churn="no")
+    device = table(file_of(tmp_path, part, "device.csv"), "churn", columns=columns, on_device=True)
+    assert (len(device.train), len(device.test), device.class_names) == (20, 0, ("no", "yes"))
+    assert device.prepared(device.train.inputs).shape == (20, 3)
+    server = table(target="churn", columns=columns)
+    assert (len(server.train), server.classes, server.example.shape) == (0, 2, (2, 3))
+    with pytest.raises(NoData):
+        table("nowhere.csv", "churn", columns=columns)
+    with pytest.raises(MissingOption):
+        table("device.csv", "churn", on_device=True)
+
+
+def test_columns_hold_no_references_and_keep_what_the_user_said_of_files():
+    reading = Reading(missing=["-"], delimiter="tab")
+    columns = Columns((), group="${lr} ???", reading=reading)
+    assert "${" not in columns.to_json()
+    assert Columns.from_json(columns.to_json()) == columns
+
+
+def test_groups_are_numbered_by_name(tmp_path):
+    columns = {**GOOD, "shop": [f"shop {row % 3}" for row in range(ROWS)]}
+    data = table(file_of(tmp_path, columns), "churn", group="shop", test_share=0)
+    assert data.train.groups.tolist() == [row % 3 for row in range(ROWS)]
+    assert [each.name for each in data.columns.features] == ["age", "plan"]
