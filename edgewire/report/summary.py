@@ -164,6 +164,18 @@ def answers(result: Row, folder: Path) -> dict[str, str]:
     return {name: text for name, text in rows.items() if text}
 
 
+def interval_of(result: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the accuracy's 95 % interval by the number of test samples, as shares.
+
+    None: the main metric is another one, or is not measured on samples of a known number.
+    """
+    value, count = number(result.get("accuracy")), number(_mapping(result, "data").get("test"))
+    main, objective = main_of(result).name, result.get("objective")
+    if value is None or not count or (main, objective) != ("accuracy", "Classification"):
+        return None
+    return wilson(value, count)
+
+
 def _measured(result: Row, folder: Path, main: MainMetric) -> str:
     """Return the main metric with its interval, the best value, and the constant predictor's."""
     value, best = (number(result.get(f"{kind}{main.name}")) for kind in ("", "best_"))
@@ -178,8 +190,8 @@ def _measured(result: Row, folder: Path, main: MainMetric) -> str:
         )
 
     parts = [text(value)]
-    if count and main.name == "accuracy" and result.get("objective") == "Classification":
-        low, high = wilson(value, count)
+    if (found := interval_of(result)) is not None:
+        low, high = found
         half = (high - low) / 2
         places = 1 if half > 0.005 else 2
         kind = one_line(str(data.get("kind")), NAME)
@@ -187,7 +199,7 @@ def _measured(result: Row, folder: Path, main: MainMetric) -> str:
         parts = [f"{text(value)} (95 % interval by {count:,.0f} test {kind}: {interval})"]
     elif data and not count:
         parts = [f"{text(value)} of what the nodes hold back"]
-    rows = _evaluations(result, folder)
+    rows = evaluations(result, folder)
     if best is not None and text(best) != text(value):
         at = next((row["round"] for row in rows if row[main.name] == best), None)
         parts.append(f"best {text(best)}" + ("" if at is None else f" (round {at:g})"))
@@ -198,7 +210,7 @@ def _measured(result: Row, folder: Path, main: MainMetric) -> str:
     return "; ".join(parts)
 
 
-def _evaluations(result: Row, folder: Path) -> list[Row]:
+def evaluations(result: Row, folder: Path) -> list[Row]:
     """Return the rows of a run's history with an evaluation; none if it is long or damaged."""
     name = main_of(result).name
     try:
