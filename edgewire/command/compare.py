@@ -27,7 +27,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
-from edgewire.command.python_api import RunFailed, run_sweep
+from edgewire.command.exit import RunFailed
+from edgewire.command.python_api import run_sweep
 from edgewire.command.run_lock import new_folder
 from edgewire.command.run_result import RunResult
 from edgewire.command.saved_config import options_first, quoted
