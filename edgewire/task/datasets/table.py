@@ -150,7 +150,7 @@ def _data(
     inputs, targets = inputs_of(rows, columns), targets_of(rows, columns)
     if targets is None and columns.target:
         raise TaskError(f"{rows.place} has {lacking(rows, [columns.target[0].name], 'target')}")
-    groups = None if columns.group is None else _groups(rows, columns.group)
+    groups, names = (None, ()) if columns.group is None else _groups(rows, columns.group)
     spans = [(0, count(inputs))] if cut is None else [(0, cut), (cut, count(inputs))]
     data = data_of(
         [rows_between(inputs, *span) for span in spans],
@@ -162,7 +162,7 @@ def _data(
         transform=TableTransform([plain_of(each) for each in columns.features]),
         class_names=columns.classes,
     )
-    return replace(data, columns=columns)
+    return replace(data, columns=columns, group_names=tuple(names))
 
 
 def _without_rows(columns: Columns) -> Data:
@@ -182,8 +182,8 @@ def _without_rows(columns: Columns) -> Data:
     return Data(split, split, transform, len(names), names, columns=columns)
 
 
-def _groups(rows: Rows, name: str) -> Tensor:
-    """Return the number of each row's group, int64 (N,)."""
+def _groups(rows: Rows, name: str) -> tuple[Tensor, list[str]]:
+    """Return the number of each row's group, int64 (N,), and the names of the groups in order."""
     column = rows.table.column(located(rows, [name], "group")[name])
     try:
         places, texts = cells.encoded(column, rows.reading.missing or ())
@@ -202,7 +202,7 @@ def _groups(rows: Rows, name: str) -> Tensor:
     order = sorted(range(len(named)), key=lambda at: (int(named[at]) if whole else 0, named[at]))
     ranks = np.empty(len(named), np.int64)
     ranks[order] = np.arange(len(named))
-    return torch.from_numpy(ranks[places])
+    return torch.from_numpy(ranks[places]), [named[at] for at in order]
 
 
 def csv(
