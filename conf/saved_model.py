@@ -12,6 +12,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from edgewire.conf.build import model_node, module_of, objective_of, seeded
 from edgewire.conf.check import build
 from edgewire.conf.classes import is_ours, nested
@@ -20,8 +22,9 @@ from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, abbreviate
 from edgewire.task.datasets import Data
 from edgewire.task.errors import TaskError
+from edgewire.task.errors import described as described_error
 from edgewire.task.finetuning import in_dtype
-from edgewire.task.model_info import LOOKED_AT, ModelInfo, described, read_model
+from edgewire.task.model_info import LOOKED_AT, ModelInfo, described, read_model, samples_of
 from edgewire.task.predictor import Predictor
 from edgewire.task.steps import evaluation_batch
 from edgewire.task.transforms import restored, saved
@@ -94,42 +97,53 @@ def predictor_of(path: str, packages: Sequence[str] = ()) -> Predictor:
     may not name.
     """
     info, tensors = read_model(path)
+    try:
+        _expect_trusted(info, packages)
+        return _made(info, tensors)
+    except (ConfigError, TaskError) as error:
+        kind = ConfigError if isinstance(error, ConfigError) else TaskError
+        raise kind(f"{path}: {' '.join(str(error).split())[:500]}") from error
+    except Exception as error:  # hostile values raise a dozen types
+        raise TaskError(f"{path}: no model can be made of it: {described_error(error)}") from error
+
+
+def _expect_trusted(info: ModelInfo, packages: Sequence[str]) -> None:
+    """Raise `ConfigError` for a class that a file may not name; import the packages of the others.
+
+    It imports nothing before it has looked at all classes.
+    """
     own = [name for name, _, mark in (word.partition("@") for word in info.packages) if mark]
     trusted = [name for name in own if f"{name}@{_fingerprint(name)}" in info.packages]
     grants = NodeGrants((*packages, *trusted, *NodeGrants.of({}).allow))
-    for key, name in _targets(
-        info.model, info.adapter, info.objective, info.transform, info.reader
-    ):
-        group = key.partition(".")[0]
+    nodes = info.model, info.adapter, info.objective, info.transform, info.reader
+    for key, name in _targets(*nodes):
+        group, top = key.partition(".")[0], name.partition(".")[0]
         listed = name in TRANSFORMS if group == "transform" else is_ours(group, name)
-        top = name.partition(".")[0]
         if not listed and not grants.allows(name) and top not in packages:
             said = "has other contents here" if top in own else "is not EdgeWire's"
             raise ConfigError(
-                f"{path}: {key}={abbreviate(name)}: its package {said}; if you trust it, name it: "
-                f"packages=[{abbreviate(top)}] (in Python: load_model(RUN, packages=['{top}']))"
+                f"{key}={abbreviate(name)}: its package {said}; if you trust it, name it: "
+                f"--packages={abbreviate(top)} (in Python: load_model(RUN, packages=['{top}']))"
             )
-    import_packages(
-        [each.partition(".")[0] for each in (*trusted, *packages) if each != "__main__"]
-    )
+    tops = [name.partition(".")[0] for name in (*trusted, *packages)]
+    import_packages([name for name in dict.fromkeys(tops) if name != "__main__"])
+
+
+def _made(info: ModelInfo, tensors: dict[str, Tensor]) -> Predictor:
     if info.transform is None:
         raise TaskError(
-            f"{path}: the transform of its data is in no file: make it a function of a module, or "
-            "a dataclass, and train again"
+            "the transform of its data is in no file: make it a function of a module, or a "
+            "dataclass, and train again"
         )
+    samples_of(info.inputs, 0)  # it raises errors for a broken description
     model = module_of(info.model, info.seed)
     if info.adapter is not None:
         with seeded(info.seed):
             model = build("adapter", info.adapter).add(model)
-    try:
-        in_dtype(model, info.dtype).load_state_dict(tensors)
-    except RuntimeError as error:
-        said = " ".join(str(error).split())[:300]
-        raise TaskError(f"{path}: its tensors are not those of its model: {said}") from error
+    in_dtype(model, info.dtype).load_state_dict(tensors)
+    objective = build("objective", info.objective)
     reader = None if info.reader is None else partial(_read, info.reader)
-    return Predictor(
-        info, model, restored(info.transform), build("objective", info.objective), reader
-    )
+    return Predictor(info, model, restored(info.transform), objective, reader)
 
 
 def _fingerprint(package: str) -> str:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from edgewire.command.survey import cost_of, surveyed
 from edgewire.conf.load import HERE as CONF
 from edgewire.conf.load import typed
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, confine_data
 from edgewire.task.errors import TaskError
-from edgewire.task.tables.columns import Columns
+from edgewire.task.tables.columns import SURVEY, Columns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,11 +58,20 @@ def with_columns(composed: DictConfig) -> DictConfig:
     if own.get("_target_") != TABLE or str(columns).startswith("{"):
         return composed
     found = cast(DictConfig, OmegaConf.merge(composed))  # a copy
-    if columns is not None:
-        found.dataset.columns = _of_file(str(columns))
     unweighted = {"class_weights": None} if "class_weights" in found.objective else {}
-    plain = cast(DictConfig, OmegaConf.merge(found, {"objective": unweighted}))
-    data = loaded(as_the_server_reads(typed(plain)))
+
+    def plain() -> DictConfig:
+        return cast(DictConfig, OmegaConf.merge(found, {"objective": unweighted}))
+
+    def read() -> Data:
+        return loaded(as_the_server_reads(typed(plain())))
+
+    if columns not in (None, SURVEY):
+        found.dataset.columns = _of_file(str(columns))
+    data = None if columns == SURVEY else read()
+    if data is None or (data.columns is None and is_submitted(typed(plain()))):
+        found.dataset.columns = Columns.from_json(surveyed(plain())).to_json()
+        data = read()
     if data.columns is None:
         raise ConfigError(
             "there is no table here: give dataset.root=FILE, or dataset.columns=FILE with the "
@@ -152,22 +162,28 @@ def _weights(data: Data) -> list[float]:
     import torch
 
     targets = data.train.targets
-    if not isinstance(targets, torch.Tensor) or targets.dtype != torch.int64 or not len(targets):
+    classes = isinstance(targets, torch.Tensor) and targets.dtype == torch.int64
+    counts = _counts(data) if classes else torch.empty(0)
+    if not counts.sum():
         raise ConfigError(
             "objective.class_weights=balanced needs training samples with classes, and there are "
             "none here: give the weights, as in objective.class_weights=[1.0,2.5]"
         )
-    counts = _counts(data)
     weights = counts.sum() / (len(counts) * counts)
     return cast(list[float], weights.masked_fill(counts == 0, 1.0).tolist())
 
 
 def _counts(data: Data) -> Tensor:
-    """Return the number of training samples of each class, float64 (K,)."""
+    """Return the number of training samples of each class, float64 (K,).
+
+    Of a survey, it is the number of the nodes' rows, without classes that few rows have.
+    """
     import torch
 
     from edgewire.task.tensors import only
 
+    if counts := cost_of(Path(HydraConfig.get().runtime.output_dir)).get("classes"):
+        return torch.tensor(counts, dtype=torch.float64)
     targets = only(data.train.targets)
     return torch.bincount(targets[targets >= 0].flatten(), minlength=data.classes).double()
 

@@ -123,7 +123,8 @@ class Predictor:
             return samples_of(self.info.inputs, count)
         features = Columns.from_json(self.info.columns).features
         random = torch.Generator().manual_seed(0)
-        rows, windows = [], []
+        cells: list[Tensor] = []
+        windows: list[Tensor] = []
         for each in features:
             size = (count, each.length) if each.kind == "window" else (count,)
             values = each.mean + each.std * torch.randn(size, generator=random).double()
@@ -131,8 +132,8 @@ class Predictor:
                 values = torch.randint(len(each.values) + 1, size, generator=random).double()
             if each.missing:
                 values[0] = torch.nan
-            (windows if each.kind == "window" else rows).append(values)
-        parts = [torch.stack(rows, 1)] if rows else []
+            (windows if each.kind == "window" else cells).append(values)
+        parts = [torch.stack(cells, 1)] if cells else []
         parts += [torch.stack(windows, 1).float()] if windows else []
         return parts[0] if len(parts) == 1 else tuple(parts)
 
@@ -195,7 +196,10 @@ class Predictor:
                 if options.get("target") not in archive.files:
                     return self._tensors(self._arrays(dict(archive), options)), None, None
         if self._reader is None:
-            raise TaskError(f"{path}: this model takes arrays: give them as an .npy or .npz file")
+            raise TaskError(
+                f"{path}: this model takes no such file: give photos, or arrays in an .npy or .npz "
+                "file"
+            )
         data = self._reader(str(path))
         targets = data.train.targets
         return data.train.inputs, targets if leaves(targets) else None, None

@@ -140,6 +140,13 @@ def test_only_listed_commands_are_not_checked():
     assert left_out == ["python -m edgewire.report runs/long --watch"]
 
 
+def test_the_readme_shows_what_the_first_command_of_the_tutorial_prints():
+    """The tutorial's commands are run, and what they print is compared with the page."""
+    (shown,) = [b for b in blocks(ROOT / "README.md") if "over lora" in b.text]
+    (printed,) = [b for b in blocks(ROOT / TUTORIAL) if "over lora\n" in b.text]
+    assert shown.text == printed.text
+
+
 def test_the_command_prints_a_table_and_the_mistakes(tmp_path, capsys, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text("```\nmake run\nsudo ls\nmake rum\n```\n")

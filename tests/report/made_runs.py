@@ -3,9 +3,11 @@
 import json
 import math
 from html.parser import HTMLParser
+from pathlib import Path
 
 from edgewire.report.runs import Run
 
+SCREENS = Path(__file__).parent / "screens"  # what a terminal shows of some runs
 RESULT = {
     "accuracy": 0.98,
     "best_accuracy": 0.99,

@@ -48,7 +48,8 @@ class Finding(NamedTuple):
     @property
     def row(self) -> tuple[str, str]:
         """A short name and the first sentences, for a terminal."""
-        return self.section or self.question, " ".join([self.answer, *self.sentences[:1]])
+        name, texts = self.section or self.question, [self.answer, *self.sentences[:1]]
+        return name, " ".join([self.question, *texts] if name == "summary" else texts)
 
 
 class Comparison(NamedTuple):

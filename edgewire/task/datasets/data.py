@@ -89,6 +89,8 @@ class Data:
         inputs = self.train.inputs
         if isinstance(self.transform, ImageTransform):
             return "images"
+        if self.columns is not None:
+            return "rows"
         if not isinstance(inputs, Tensor) or isinstance(self.transform, LogMel):
             return "samples"
         if not inputs.is_floating_point():

@@ -36,5 +36,4 @@ class Anomaly(Reconstruction):
 
     def measured(self, sums: Mapping[str, Any], samples: float) -> Mapping[str, float | None]:
         """Return the mean error of normal samples, and the area."""
-        found = {**super().measured(sums, samples), **of_scores(sums)}
-        return {name: found[name] for name in self.names}
+        return {**super().measured(sums, samples), **of_scores(sums)}

@@ -38,7 +38,7 @@ TAKEN = frozenset(
         *("link_down_mbps", "link_up_mbps", "link_seconds", "link_seconds_float32"),
         *("uplink_ratio", "downlink_ratio", "parameters", "nodes", "seed", "algorithm"),
         *("strategy", "dataset", "model", "objective", "metrics", "segments", "versions"),
-        *("num-examples", "num-steps", COUNTED),
+        *("num-examples", "num-steps", COUNTED, "confusion", "class_names", "constant"),
         *("node", "partition", "online", "waiting", "messages", "replies", "reason", "sent"),
         *("heard", "lag", "mean_lag", "samples", "labels"),
     )
@@ -177,7 +177,7 @@ class Objective(ABC):
         return outputs
 
     def defined(self, sums: Mapping[str, Any], samples: float) -> dict[str, float]:
-        """Return what `measured` returns, without metrics that are not defined.
+        """Return the loss and the metrics of `names` from `measured`, without undefined ones.
 
         None are if `measured` cannot be computed, as by a division by a count of 0.
         """
@@ -185,7 +185,7 @@ class Objective(ABC):
             found = self.measured(sums, samples)
         except (ArithmeticError, ValueError):
             return {}
-        return {name: value for name, value in found.items() if value is not None}
+        return {n: v for n, v in found.items() if n in self.names and v is not None}
 
 
 class _Always(nn.Module):

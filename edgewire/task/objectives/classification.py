@@ -79,10 +79,9 @@ class Classification(Objective):
                 "segmentation: leave such samples out"
             )
         found, classes = logits.argmax(1), logits.shape[1]
-        sums = {
-            "loss": cross_entropy(logits, truth, reduction="sum"),
-            "accuracy": (found == truth).sum(),
-        }
+        sums = {"loss": cross_entropy(logits, truth, reduction="sum")}
+        if "accuracy" in self.names:
+            sums["accuracy"] = (found == truth).sum()
         if "top5" in self.names:
             sums["top5"] = (logits.topk(min(5, classes)).indices == truth[:, None]).sum()
         if classes <= MOST_CLASSES or not COUNTING.isdisjoint(self.names):
@@ -101,7 +100,7 @@ class Classification(Objective):
             found |= of_classes(counts)
         if SCORES in sums:
             found |= of_scores(sums)
-        return {name: found[name] for name in self.names if name in found}
+        return found
 
     def facts(
         self, sums: Mapping[str, Any], targets: Tensors, classes: Sequence[str]

@@ -50,10 +50,9 @@ class Regression(Objective):
         """Return sums over the samples: of errors, and for r2 of each value's squares."""
         values, truth = self._pair(model, inputs, targets)
         errors = (values - truth).double().view(len(truth), -1)
-        sums = {
-            "loss": errors.square().mean(1).sum(),
-            "mae": errors.abs().mean(1).sum() * self._scale,
-        }
+        sums = {"loss": errors.square().mean(1).sum()}
+        if "mae" in self.names:
+            sums["mae"] = errors.abs().mean(1).sum() * self._scale
         if "mape" in self.names:
             sizes = one(targets, None).double().view(len(truth), -1).abs().clamp(min=LEAST)
             sums["mape"] = (errors.abs() * self._scale / sizes).mean(1).sum()
@@ -72,7 +71,7 @@ class Regression(Objective):
             known = spread > squares * ROUNDING
             r2 = 1 - errors[known] / spread[known]
             found["r2"] = float(r2.mean()) if known.any() else None
-        return {name: found[name] for name in self.names}
+        return found
 
     def facts(
         self, sums: Mapping[str, Any], targets: Tensors, classes: Sequence[str]

@@ -12,7 +12,7 @@ from edgewire.conf.network import network_named
 from edgewire.report.__main__ import main
 from edgewire.report.estimate import paired
 from edgewire.report.html import canvas, html_report
-from tests.report.made_runs import Page, add_job, add_run, history, node, write_nodes
+from tests.report.made_runs import SCREENS, Page, add_job, add_run, history, node, write_nodes
 
 PLAIN, GOOD, BAD = (0.90, 0.91, 0.92), (0.899, 0.912, 0.919), (0.80, 0.81, 0.82)
 
@@ -370,3 +370,20 @@ def test_text_in_csv_files_is_never_a_formula(tmp_path, quick):
         cells = {cell for row in csv.reader((tmp_path / "report" / name).open()) for cell in row}
         text = {cell for cell in cells if cell[:1] in tuple("=+-@") and cell != "-"}
         assert text <= {"-5"}, name
+
+
+def test_a_report_of_several_runs_prints_a_screen(tmp_path, quick, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = {"data": {"train": 1438, "test": 359, "kind": "images", "classes": 10}}
+    for name, up in (("fedavg", 10_000), ("edgewire", 1000)):
+        for seed in range(3):
+            ends = (0.1, 0.5, 0.9 + up / 1e6 + seed / 1000)
+            run = tmp_path / "sweep" / f"{name}{seed}"
+            add_run(run, f"algorithm={name} seed={seed}", ends, up=up, down=up, result=data)
+            write_nodes(run, [node(at, mean_lag=1.0 + 5 * (at == 3)) for at in range(4)])
+    assert main(["sweep"]) == 0
+    printed = capsys.readouterr().out.replace(tmp_path.as_uri(), "file://")
+    lines = [line.removesuffix("   the page").rstrip() for line in printed.splitlines()]
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= 110
+    assert lines == (SCREENS / "several_runs.txt").read_text().splitlines()
