@@ -269,6 +269,20 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
+def subject_of(config: Config, data: Data, parameters: int) -> dict[str, Any]:
+    """Return what a run trains, by keys of `result.json`; `parameters`: those that are trained."""
+    sizes = {split: size for split in ("train", "test") if (size := len(getattr(data, split)))}
+    return {
+        "parameters": parameters,
+        "algorithm": config.algorithm,
+        "strategy": str(config.strategy["_target_"]).rpartition(".")[2],
+        "nodes": config.nodes,
+        "dataset": config.dataset.name,
+        "model": config.model.name,
+        "data": {**sizes, "kind": data.kind, "classes": data.classes},
+    }
+
+
 def local_of(config: Config) -> LocalAlgorithm:
     """Return what a node does with its mini-batches between two messages."""
     local: LocalAlgorithm = build("local", config.local)

@@ -81,22 +81,20 @@ def with_columns(composed: DictConfig) -> DictConfig:
     if found.model.get("_target_") == TABLE_MLP:
         found.model = _sized(found.model, data)
     chosen = any(word.startswith("objective=") for word in HydraConfig.get().overrides.task)
-    objective = found.objective.get("_target_")
+    objective = cast(dict[str, Any], OmegaConf.to_container(found.objective))
     target = data.columns.target
-    if objective == CLASSIFICATION and target and not data.columns.classes and not chosen:
-        metrics = found.objective.get("metrics")
-        found.objective = OmegaConf.load(CONF / "objective" / "regression.yaml")
-        found.objective.metrics = metrics
-        objective = REGRESSION
-    if objective == REGRESSION and target and found.objective.get("scale", 1.0) == 1.0:
+    if objective["_target_"] == CLASSIFICATION and target and not data.classes and not chosen:
+        objective = {"_target_": REGRESSION, "metrics": objective.get("metrics")}
+    if objective["_target_"] == REGRESSION and target:
         mean = sum(each.mean for each in target) / len(target)
         squares = sum(each.std**2 + (each.mean - mean) ** 2 for each in target)
         scale = math.sqrt(squares / len(target)) or 1.0
-        found.objective = OmegaConf.merge(found.objective, {"mean": mean, "scale": scale})
-    if objective == CLASSIFICATION and found.objective.get("metrics") is None and data.classes:
+        objective = {"mean": mean, "scale": scale, **objective}
+    if objective["_target_"] == CLASSIFICATION and data.classes and not objective.get("metrics"):
         from edgewire.task.objectives.metrics import main_metrics
 
-        found.objective.metrics = main_metrics(_counts(data).long().tolist())
+        objective["metrics"] = main_metrics(_counts(data).long().tolist())
+    found.objective = objective
     return found
 
 

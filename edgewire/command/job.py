@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -56,6 +56,7 @@ from edgewire.report.progress import VIEW, run_progress
 from edgewire.report.reader import ResultsError
 from edgewire.report.runs import HYDRA, read_result
 from edgewire.report.summary import screen as summary
+from edgewire.report.summary import trained
 from edgewire.report.table import WIDTH
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
@@ -176,7 +177,7 @@ def run(composed: DictConfig, folder: Path) -> None:
         return
     with screen.status("loading") if alone() else nullcontext():
         engine = engine_for(config, task)
-        prepare(as_the_server_reads(config))
+        subject = prepare(as_the_server_reads(config))
     try:
         from edgewire.conf.build import objective_of  # it imports torch, as `prepare` does
 
@@ -188,6 +189,7 @@ def run(composed: DictConfig, folder: Path) -> None:
             shared=not alone(),
             name=f"job {hydra.job.num}: " if hydra.mode is RunMode.MULTIRUN else "",
             metric=metric,
+            title=trained(subject, folder) if alone() else "",
         )
         logs = logged(loggers, folder, task.run_config["config"], resumes())
         with result_aside(folder), logs, progress:
@@ -204,7 +206,8 @@ def run(composed: DictConfig, folder: Path) -> None:
     if hydra.mode is RunMode.MULTIRUN:
         said = f"{metric.name} {metric.text(result.get(metric.name))}"
         line = SweepEnd.line(hydra.job.num, hydra.overrides.task, said)
-        (console if caller().progress else silent).print(line, markup=False, soft_wrap=True)
+        told = caller().progress and not caller().ended  # which tells it itself
+        (console if told else silent).print(line, markup=False, soft_wrap=True)
         screen = silent
     screen.print("\n".join(summary(folder)), markup=False, soft_wrap=True)
     if result.get("segments"):
@@ -288,8 +291,10 @@ def what_to_try(config: Config) -> str:
     return " or ".join(f"a lower {key}= (it is {value:g})" for key, value in found.items())
 
 
-def prepare(config: Config) -> None:
+def prepare(config: Config) -> dict[str, Any]:
     """Load data and model once, so mistakes show before the run and forked workers share memory.
+
+    Returns what the run trains (`edgewire.conf.build.subject_of`).
 
     This imports torch, which takes seconds. So the checks that do not need torch come first.
     """
@@ -305,6 +310,7 @@ def prepare(config: Config) -> None:
         objective_of,
         optimizer_of,
         partition_of,
+        subject_of,
     )
     from edgewire.strategy.factory import asks_nodes, fit, made
     from edgewire.strategy.lr_schedule import Schedule
@@ -329,6 +335,7 @@ def prepare(config: Config) -> None:
         samples = min(config.batch_size, len(partition_of(config, data).indices(0)))
         if getattr(scheme, "sends_models", True):  # a cut model's first node has all samples
             expect_trains(model, objective_of(config), data, samples)
+    return subject_of(config, data, sum(p.numel() for p in model.parameters() if p.requires_grad))
 
 
 def set_up_logging(verbose: bool) -> None:

@@ -1,14 +1,12 @@
 """A new run gets finished values from its data, and its metrics reach all that shows them."""
 
-import json
-
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from sklearn.utils.class_weight import compute_class_weight
 
 from edgewire.report.runs import read_run
-from tests.runs import QUICK, history_of, nodes_of, result_of
+from tests.runs import history_of, nodes_of, result_of
 
 QUICKER = ["rounds=2", "nodes=2", "engine.workers=1"]
 
@@ -89,14 +87,14 @@ def test_weights_without_samples_here_are_refused(command, tmp_path):
 
 def test_f1_is_the_main_metric_of_a_sweep_and_of_its_schedule(command):
     words = ["objective.metrics=[f1]", "schedule=plateau", "schedule.metric=f1"]
-    code, printed, folder = command("-m", *QUICK, *words, "schedule.patience=0", "seed=0,1",
-                                    "schedule.threshold=0.9")  # fmt: skip
+    plateau = ["schedule.patience=0", "schedule.threshold=0.9"]
+    code, printed, folder = command("-m", *QUICKER, "rounds=3", *words, *plateau, "seed=0,1")
     assert code == 0
     assert "f1" in printed.out
     assert "accuracy" not in printed.out
     for number in range(2):
         run = read_run(folder / str(number))
         assert run.metric == ("f1", True, True)
-        assert json.loads((folder / str(number) / "result.json").read_text())["best_f1"] > 0
+        assert result_of(folder / str(number))["best_f1"] > 0
         rates = [row["lr"] for row in history_of(folder / str(number))]
         assert rates[0] > rates[-1]

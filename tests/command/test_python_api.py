@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 from edgewire import RunFailed, sweep, train
 from edgewire.command import python_api
 from edgewire.command.exit import caller
+from edgewire.command.run_result import RunResult
 from edgewire.conf.load import HERE
 from edgewire.report.reader import ResultsError
-from edgewire.report.run_result import RunResult
 from tests.local_runs import at_row, raising
 from tests.runs import result_of
 
@@ -215,6 +215,16 @@ def test_the_folder_of_a_run_is_given_without_quotes():
         train(resume="/no where")
     with pytest.raises(RunFailed, match=r"^continue=/no where: there is no sweep"):
         sweep(**{"continue": Path("/no where")})
+
+
+def test_a_folder_with_choices_of_the_users_own(tmp_path):
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    file = tmp_path / "conf" / "experiment" / "short.yaml"
+    file.write_text("# @package _global_\nrounds: 1\nnodes: 2\n")
+    words = ["experiment=short", "engine.workers=1"]
+    run = train(*words, config_dir=tmp_path / "conf", progress=False)
+    (other,) = sweep(*words, config_dir=str(tmp_path / "conf"), progress=False)
+    assert [each.config.nodes for each in (run, other)] == [2, 2]
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 from torch import nn
@@ -79,6 +79,7 @@ def test_classes_and_scores_are_measured_as_by_scikit_learn(case):
     assert found == pytest.approx(expected, abs=1e-6)
 
 
+@settings(max_examples=10)
 @given(samples((MOST_CLASSES + 1, MOST_CLASSES + 1)))
 def test_many_classes_need_no_matrix_of_them(case):
     objective = Classification([name for name in ALL if name not in ("auroc", "average_precision")])
