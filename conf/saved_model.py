@@ -8,23 +8,21 @@ caller allows, or that lie here as files of the user's own with the same content
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from edgewire.conf.build import model_node, module_of, objective_of, seeded
 from edgewire.conf.check import build
-from edgewire.conf.classes import is_ours, nested
-from edgewire.conf.own_packages import fingerprint, import_packages, is_installed
+from edgewire.conf.classes import is_ours, targets_in
+from edgewire.conf.own_packages import import_packages, marked
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, abbreviate
 from edgewire.task.datasets import Data
-from edgewire.task.errors import TaskError
-from edgewire.task.errors import described as described_error
+from edgewire.task.errors import TaskError, described
 from edgewire.task.finetuning import in_dtype
-from edgewire.task.model_info import LOOKED_AT, ModelInfo, described, read_model, samples_of
+from edgewire.task.model_info import LOOKED_AT, ModelInfo, kinds_of, read_model, samples_of
 from edgewire.task.predictor import Predictor
 from edgewire.task.steps import evaluation_batch
 from edgewire.task.transforms import restored, saved
@@ -39,36 +37,29 @@ READERS = "edgewire.task.datasets."  # functions of these modules read files of 
 
 def info_of(config: Config, data: Data) -> ModelInfo:
     """Return what a run's model file says of its model."""
-    objective, transform = dict(config.objective), saved(data.transform)
     adapter = None if config.adapter["_target_"] == PLAIN else dict(config.adapter)
-    model = model_node(config, data)
-    names = [name for _, name in _targets(model, adapter, objective, transform)]
-    tops = dict.fromkeys(name.partition(".")[0] for name in names)
-    packages = [word.partition("@")[0] for word in config.packages]
-    return ModelInfo(
-        config.dataset.name,
-        model,
-        objective,
+    info = ModelInfo(
+        data=config.dataset.name,
+        model=model_node(config, data),
+        objective=dict(config.objective),
         # A table's least and largest values may be a person's; its columns tell enough.
-        described(data.train.inputs, LOOKED_AT if data.columns is None else 0),
-        transform,
-        adapter,
-        config.model.dtype,
-        _reader(config, data),
-        data.classes,
-        [*data.class_names],
-        None if data.columns is None else data.columns.to_json(),
-        [_marked(each) for each in dict.fromkeys([*packages, *tops]) if each != "edgewire"],
-        config.seed,
-        evaluation_batch(objective_of(config), config.batch_size),
+        inputs=kinds_of(data.train.inputs, LOOKED_AT if data.columns is None else 0),
+        transform=saved(data.transform),
+        adapter=adapter,
+        dtype=config.model.dtype,
+        reader=_reader(config, data),
+        classes=data.classes,
+        class_names=[*data.class_names],
+        columns=None if data.columns is None else data.columns.to_json(),
+        seed=config.seed,
+        batch=evaluation_batch(objective_of(config), config.batch_size),
     )
-
-
-def _marked(package: str) -> str:
-    """Return NAME@FINGERPRINT of a package of files of the user's own; NAME of any other."""
-    with suppress(ConfigError):  # a notebook's __main__ is in no file
-        return package if is_installed(package) else f"{package}@{fingerprint(package)}"
-    return package
+    named = [
+        *(word.partition("@")[0] for word in config.packages),
+        *(n for _, _, n in _classes(info)),
+    ]
+    tops = dict.fromkeys(name.partition(".")[0] for name in named)
+    return replace(info, packages=[marked(top) for top in tops if top != "edgewire"])
 
 
 def _reader(config: Config, data: Data) -> dict[str, Any] | None:
@@ -80,13 +71,16 @@ def _reader(config: Config, data: Data) -> dict[str, Any] | None:
     return own | ({"classes": [*data.class_names]} if data.class_names else {})
 
 
-def _targets(*nodes: Any) -> list[tuple[str, str]]:
-    """Return the key and the name of each class that the nodes name."""
-    groups = ("model", "adapter", "objective", "transform", "dataset")
-    every = [
-        each for group, node in zip(groups, nodes, strict=False) for each in nested(group, node)
-    ]
-    return [(key, str(name)) for key, name in every if key.endswith("._target_")]
+def _classes(info: ModelInfo) -> list[tuple[str, str, str]]:
+    """Return group, key and name of each class that a description names."""
+    nodes = {
+        "model": info.model,
+        "adapter": info.adapter,
+        "objective": info.objective,
+        "transform": info.transform,
+        "dataset": info.reader,
+    }
+    return [(group, *each) for group, node in nodes.items() for each in targets_in(group, node)]
 
 
 def predictor_of(path: str, packages: Sequence[str] = ()) -> Predictor:
@@ -101,10 +95,9 @@ def predictor_of(path: str, packages: Sequence[str] = ()) -> Predictor:
         _expect_trusted(info, packages)
         return _made(info, tensors)
     except (ConfigError, TaskError) as error:
-        kind = ConfigError if isinstance(error, ConfigError) else TaskError
-        raise kind(f"{path}: {' '.join(str(error).split())[:500]}") from error
+        raise type(error)(f"{path}: {' '.join(str(error).split())[:500]}") from error
     except Exception as error:  # hostile values raise a dozen types
-        raise TaskError(f"{path}: no model can be made of it: {described_error(error)}") from error
+        raise TaskError(f"{path}: no model can be made of it: {described(error)}") from error
 
 
 def _expect_trusted(info: ModelInfo, packages: Sequence[str]) -> None:
@@ -112,22 +105,20 @@ def _expect_trusted(info: ModelInfo, packages: Sequence[str]) -> None:
 
     It imports nothing before it has looked at all classes.
     """
-    own = [name for name, _, mark in (word.partition("@") for word in info.packages) if mark]
-    trusted = [name for name in own if f"{name}@{_fingerprint(name)}" in info.packages]
-    grants = NodeGrants((*packages, *trusted, *NodeGrants.of({}).allow))
-    nodes = info.model, info.adapter, info.objective, info.transform, info.reader
-    for key, name in _targets(*nodes):
-        group, top = key.partition(".")[0], name.partition(".")[0]
+    words = {word: word.partition("@")[0] for word in info.packages if "@" in word}
+    own = [name for word, name in words.items() if marked(name) == word]
+    grants = NodeGrants((*packages, *own, *NodeGrants.of({}).allow))
+    for group, key, name in _classes(info):
         listed = name in TRANSFORMS if group == "transform" else is_ours(group, name)
+        top = name.partition(".")[0]
         if not listed and not grants.allows(name) and top not in packages:
-            gone = "is not here, or has other contents than the run's"
-            said = gone if top in own else "is not EdgeWire's"
             raise ConfigError(
-                f"{key}={abbreviate(name)}: its package {said}; if you trust it, name it: "
-                f"--packages={abbreviate(top)} (in Python: load_model(RUN, packages=['{top}']))"
+                f"{key}={abbreviate(name)}: its package is not EdgeWire's, and no files of yours "
+                f"with the run's contents; if you trust it, name it: --packages={abbreviate(top)} "
+                f"(in Python: load_model(RUN, packages=['{abbreviate(top)}']))"
             )
-    tops = [name.partition(".")[0] for name in (*trusted, *packages)]
-    import_packages([name for name in dict.fromkeys(tops) if name != "__main__"])
+    tops = dict.fromkeys(name.partition(".")[0] for name in (*own, *packages))
+    import_packages([name for name in tops if name != "__main__"])
 
 
 def _made(info: ModelInfo, tensors: dict[str, Tensor]) -> Predictor:
@@ -142,18 +133,13 @@ def _made(info: ModelInfo, tensors: dict[str, Tensor]) -> Predictor:
         with seeded(info.seed):
             model = build("adapter", info.adapter).add(model)
     in_dtype(model, info.dtype).load_state_dict(tensors)
+
+    def read(root: str) -> Data:
+        """Return the data of a file, as all data of a device."""
+        found: Data = build("dataset", {**(info.reader or {}), "root": root, "on_device": True})
+        return found
+
     objective = build("objective", info.objective)
-    reader = None if info.reader is None else partial(_read, info.reader)
-    return Predictor(info, model, restored(info.transform), objective, reader)
-
-
-def _fingerprint(package: str) -> str:
-    with suppress(ConfigError):
-        return "" if is_installed(package) else fingerprint(package)
-    return ""
-
-
-def _read(options: dict[str, Any], root: str) -> Data:
-    """Return the data of a file, as all data of a device."""
-    found: Data = build("dataset", {**options, "root": root, "on_device": True})
-    return found
+    return Predictor(
+        info, model, restored(info.transform), objective, read if info.reader else None
+    )

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import conv1d, pad
 
 from edgewire.task.errors import TaskError
@@ -251,31 +251,12 @@ def restored(values: Mapping[str, Any]) -> Callable[[Tensors], Tensors]:
     module, _, name = str(values.get("_target_")).rpartition(".")
     try:
         found: Any = getattr(import_module(module), name)
-        if not inspect.isclass(found):
+        if inspect.isfunction(found):
             return cast(Callable[[Tensors], Tensors], found)
         arguments = {key: each for key, each in values.items() if key != "_target_"}
         if is_dataclass(found):  # JSON has no tuples
-            tuples = [each.name for each in fields(found) if str(each.type).startswith("tuple")]
-            arguments |= {key: tuple(arguments[key]) for key in tuples if key in arguments}
+            tuples = {each.name for each in fields(found) if str(each.type).startswith("tuple")}
+            arguments |= {key: tuple(arguments[key]) for key in tuples & arguments.keys()}
         return cast(Callable[[Tensors], Tensors], found(**arguments))
     except Exception as error:  # importing and making objects can raise anything
         raise TaskError(f"the transform {module}.{name} cannot be made: {error}") from error
-
-
-def as_module(transform: Callable[[Tensors], Tensors]) -> nn.Module:
-    """Return a module that computes what the transform does; a module is returned itself.
-
-    While it is exported, the transforms here are plain arithmetic for any number of samples.
-    """
-    return transform if isinstance(transform, nn.Module) else _Called(transform)
-
-
-class _Called(nn.Module):
-    """Calls a function."""
-
-    def __init__(self, function: Callable[[Tensors], Tensors]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, inputs: Any) -> Tensors:
-        return self.function(inputs)

@@ -164,7 +164,9 @@ def test_own_classes_are_found_again_and_their_package_must_be_the_same(own, mon
     assert info.packages[0].startswith("saved_own@")
     changed = replace(info, packages=["saved_own@0123456789abcdef"])
     save_file(tensors, own / "model.safetensors", changed.metadata())
-    with pytest.raises(ConfigError, match="has other contents than the run's; if you trust it"):
+    with pytest.raises(
+        ConfigError, match="no files of yours with the run's contents; if you trust it"
+    ):
         predictor_of(str(own))
     assert predictor_of(str(own), ["saved_own"]).predict(torch.ones(1, 4)).shape == (1, 1)
     gone = replace(info, model={"_target_": "saved_gone.Net"}, transform=PLAIN)
@@ -208,7 +210,7 @@ def test_a_file_of_somebody_else_names_no_other_class(changes, plain, tmp_path, 
     info, tensors = read_model(folder)
     save_file(tensors, folder / "model.safetensors", replace(info, **changes).metadata())
     before = set(sys.modules)
-    with pytest.raises(ConfigError, match=r"_target_=[\w.]+: its package is not (E|here)") as said:
+    with pytest.raises(ConfigError, match=r"_target_=[\w.]+: its package is not E") as said:
         predictor_of(str(folder))
     assert "\n" not in str(said.value)
     assert not set(sys.modules) - before & {"this"}
