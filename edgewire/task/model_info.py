@@ -26,29 +26,24 @@ log = getLogger("edgewire")
 class ModelInfo:
     """What `load_model` needs to use a model; it holds JSON values alone, and no paths.
 
-    `data`: the name of the data set; `reader`: what reads files of its kind, and its options; None
-    if only tensors are taken. `model`, `adapter`, `objective`, `transform`: classes or functions
-    (`_target_`) and their arguments; `transform` is None if it cannot be saved. `dtype`: the float
-    type in which the model computes. `inputs`: the raw inputs (`kinds_of`). `classes`: their
-    number; 0 without classes. `class_names`: in the order of the ids; empty if they have none.
-    `columns`: those of a table (`Columns.to_json`). `packages`: the users' packages that hold
-    classes, as NAME@FINGERPRINT. `seed`: of the model's random constants. `batch`: samples of an
-    evaluation's batch.
+    `dataset`, `model`, `adapter`, `objective`, `seed`: of the run's configuration. `inputs`: the
+    raw inputs (`kinds_of`). `transform`: as `transforms.saved` returns it; None if it cannot be
+    saved. `classes`: their number; 0 without classes. `class_names`: in the order of the ids; empty
+    if they have none. `columns`: those of a table (`Columns.to_json`). `packages`: the users'
+    packages that hold classes, as NAME@FINGERPRINT. `batch`: samples of an evaluation's batch.
     """
 
-    data: str
+    dataset: dict[str, Any]
     model: dict[str, Any]
+    adapter: dict[str, Any]
     objective: dict[str, Any]
     inputs: Any
     transform: dict[str, Any] | None
-    adapter: dict[str, Any] | None = None
-    dtype: str = "float32"
-    reader: dict[str, Any] | None = None
+    seed: int = 0
     classes: int = 0
     class_names: list[str] = field(default_factory=list)
     columns: str | None = None
     packages: list[str] = field(default_factory=list)
-    seed: int = 0
     batch: int = 100
     versions: dict[str, str] = field(default_factory=dict)
 

@@ -51,7 +51,7 @@ class Predictor:
     `module`: raw tensors in, logits or other outputs out. `answering`: the same, with
     `Objective.answer`. `classes`: the names of the classes, in the order of the logits; () without
     classes. `info`: what the model's file says. `reader`: reads a file of samples as all data of a
-    device; None: there is none.
+    device.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Predictor:
         model: nn.Module,
         transform: Callable[[Tensors], Tensors],
         objective: Objective,
-        reader: Callable[[str], Data] | None = None,
+        reader: Callable[[str], Data],
     ) -> None:
         self.info, self.objective, self._reader = info, objective, reader
         self.module = Composed(transform, model).eval().requires_grad_(False)
@@ -173,20 +173,15 @@ class Predictor:
         return fitted(source, self.info.inputs), None, None
 
     def _read_file(self, path: Path) -> Found:
-        own = self.info.reader or {}
+        own = self.info.dataset.get("own") or {}
         if path.suffix.lower() in (".npy", ".npz"):
             arrays = arrays_in([path])
-            if self._reader is None or own.get("target") not in arrays:
+            if own.get("target") not in arrays:
                 return fitted(self._inputs(arrays, own), self.info.inputs), None, None
         elif self._table is not None:
             return self._rows(str(path))
         elif path.is_dir() or is_image(path):
             return self._photos(path)
-        if self._reader is None:
-            raise TaskError(
-                f"{path}: this model takes no such file: give photos, or arrays in an .npy or .npz "
-                "file"
-            )
         split = self._reader(str(path)).train
         return split.inputs, split.targets if leaves(split.targets) else None, None
 

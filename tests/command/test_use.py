@@ -81,7 +81,7 @@ def test_the_card_is_the_hubs(run):
         (["predict", "nowhere", "x"], "nowhere is no model's file"),
         (["predict", "RUN", "nowhere.png"], "nowhere.png: there is no such file or folder"),
         (["predict", "RUN", "RUN"], "has no class folders"),
-        (["predict", "RUN", "RUN/result.json"], "give photos, or arrays in an .npy or .npz file"),
+        (["predict", "RUN", "RUN/result.json"], "result.json is not a folder: give"),
         (["export", "RUN", "tflite"], "tflite is no format: give one of onnx, pte, torch"),
         (["start=nowhere", "rounds=1"], "start=nowhere: there is no "),
         (["start=RUN", "model=mlp"], "takes single keys"),

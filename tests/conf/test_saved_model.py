@@ -157,7 +157,7 @@ def own(tmp_path, monkeypatch):
 
 def test_own_classes_are_found_again_and_their_package_must_be_the_same(own, monkeypatch):
     model = predictor_of(str(own))
-    assert model.info.model == {"_target_": "saved_own.Net", "width": 5}
+    assert model.info.model["own"] == {"_target_": "saved_own.Net", "width": 5}
     assert model.predict(torch.ones(3, 4)).attrs == {}
     assert model.predict(torch.ones(3, 4)).columns.to_list() == ["value"]
     info, tensors = read_model(own)
@@ -169,7 +169,7 @@ def test_own_classes_are_found_again_and_their_package_must_be_the_same(own, mon
     ):
         predictor_of(str(own))
     assert predictor_of(str(own), ["saved_own"]).predict(torch.ones(1, 4)).shape == (1, 1)
-    gone = replace(info, model={"_target_": "saved_gone.Net"}, transform=PLAIN)
+    gone = replace(info, model={"own": {"_target_": "saved_gone.Net"}}, transform=PLAIN)
     save_file(tensors, own / "model.safetensors", gone.metadata())
     with pytest.raises(ConfigError, match="there is no saved_gone here"):
         predictor_of(str(own), ["saved_gone"])
@@ -182,16 +182,16 @@ def test_a_transform_that_is_in_no_file_is_said(own):
 
 
 HOSTILE = [
-    {"model": {"_target_": "subprocess.Popen", "args": "touch SPY", "shell": True}},
-    {"model": {"_target_": "os.system", "command": "touch SPY"}},
-    {"model": {"_target_": "torch.hub.load", "repo_or_dir": "a/b", "model": "c"}},
+    {"model": {"own": {"_target_": "subprocess.Popen", "args": "touch SPY", "shell": True}}},
+    {"model": {"own": {"_target_": "os.system", "command": "touch SPY"}}},
+    {"model": {"own": {"_target_": "torch.hub.load", "repo_or_dir": "a/b", "model": "c"}}},
     {"model": {"name": "mlp", "channels": {"_target_": "subprocess.Popen"}, "size": 1}},
     {"transform": {"_target_": "subprocess.Popen", "args": "touch SPY"}},
     {"transform": {"_target_": "edgewire.task.transforms.import_module", "name": "this"}},
     {"objective": {"_target_": "builtins.exec"}},
     {"adapter": {"_target_": "subprocess.Popen"}},
-    {"reader": {"_target_": "shutil.rmtree"}},
-    {"model": {"_target_": "__main__.main"}, "packages": ["__main__@0123456789abcdef"]},
+    {"dataset": {"own": {"_target_": "shutil.rmtree"}}},
+    {"model": {"own": {"_target_": "__main__.main"}}, "packages": ["__main__@0123456789abcdef"]},
 ]
 
 
@@ -220,11 +220,12 @@ def test_a_file_of_somebody_else_names_no_other_class(changes, plain, tmp_path, 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model": {"name": "lenet5", "channels": 1, "size": 8, "classes": 10}},
-        {"model": {"name": "nothing", "channels": 1, "size": 8, "classes": 10}},
-        {"model": {"name": "mlp"}},
+        {"model": {"name": "lenet5"}},
+        {"model": {"name": "nothing"}},
+        {"model": {"name": "mlp", "width": 3}},
+        {"model": {"name": "lenet5", "file": "/etc/passwd"}},
         {"model": []},
-        {"dtype": "int3"},
+        {"model": {"name": "mlp", "dtype": "int3"}},
         {"transform": {"_target_": "edgewire.task.transforms.ImageTransform", "mean": [1]}},
         {"objective": {}},
         {"inputs": 7},

@@ -25,8 +25,8 @@ def predictor(model=None, transform=None):
     torch.manual_seed(0)
     model = model or nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     transform = transform or ImageTransform((0.5,), (0.25,))
-    info = ModelInfo("mine", {}, {}, kinds_of(IMAGES), {}, classes=3)
-    return Predictor(info, model, transform, Classification())
+    info = ModelInfo({}, {}, {}, {}, kinds_of(IMAGES), {}, classes=3)
+    return Predictor(info, model, transform, Classification(), str)
 
 
 @pytest.mark.parametrize("kind", ["torch", pytest.param("onnx", marks=pytest.mark.system)])

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from edgewire.task.errors import TaskError
 from edgewire.task.model_info import ModelInfo, fitted, kinds_of, read_model, samples_of
 
-INFO = ModelInfo("digits", {"name": "mlp"}, {"_target_": "x"}, {"shape": [2]}, None)
+INFO = ModelInfo({}, {"name": "mlp"}, {}, {"_target_": "x"}, {"shape": [2]}, None)
 DTYPES = [torch.uint8, torch.int16, torch.int64, torch.float32, torch.float64, torch.bool]
 
 
