@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from edgewire.command.saved_config import own_folders_of
 from edgewire.conf.own_packages import look_in
-from edgewire.machine.errors import UsageError
+from edgewire.machine.errors import Parser
 from edgewire.report.format import human_bytes
 from edgewire.report.metric import LOSS, MainMetric
 from edgewire.report.runs import read_result
@@ -92,14 +92,9 @@ def exported(
     return place
 
 
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; {self.format_usage().strip()}")
-
-
 def _parsed(word: str, words: Sequence[str], *names: str) -> Namespace:
     """Return the options of a word of the command line. Raises `UsageError` for wrong ones."""
-    parser = _Parser(prog=f"python run.py {word}", allow_abbrev=False)
+    parser = Parser(prog=f"python run.py {word}", allow_abbrev=False)
     for name in names:
         parser.add_argument(name.rstrip("?"), nargs="?" if name.endswith("?") else None)
     parser.add_argument("--out")

@@ -168,21 +168,18 @@ def load_tensors(
                 f"model.new={pattern} matches no tensor; there are " + ", ".join([*held][-SHOWN:])
             )
     tensors = {name: each for name, each in tensors.items() if not _matches(name, new or ())}
-    for name, tensor in tensors.items():
-        if name not in held or held[name].shape != tensor.shape:
-            there = f"has the shape {tuple(held[name].shape)}" if name in held else "is missing"
-            raise TaskError(
-                f"model.file={file} has {name[:80]} {tuple(tensor.shape)}, which {there} in the "
-                "model: give the file of this model, or leave tensors out by model.new=[head.*]"
-            )
-        if held[name].is_floating_point() != tensor.is_floating_point():
-            raise TaskError(
-                f"model.file={file} has {name[:80]} as {tensor.dtype}, and the model has "
-                f"{held[name].dtype}: give weights of the model's type"
-            )
     every = list(module.named_parameters(remove_duplicate=False))  # a shared one has several names
-    for name, _ in every:
-        if name in tensors and not tensors[name].isfinite().all():
+    trained = {name for name, _ in every}
+    for name, tensor in tensors.items():
+        own, real = held.get(name), tensor.is_floating_point()
+        if own is None or (own.shape, own.is_floating_point()) != (tensor.shape, real):
+            there = "lacks" if own is None else f"has as {own.dtype} {tuple(own.shape)}"
+            raise TaskError(
+                f"model.file={file} has {name[:80]} as {tensor.dtype} {tuple(tensor.shape)}, which "
+                f"the model {there}: give the file of this model, or leave tensors out by "
+                "model.new=[head.*]"
+            )
+        if name in trained and not tensor.isfinite().all():
             raise TaskError(
                 f"model.file={file} has NaN or infinity in {name[:80]}: give weights of a run that "
                 "has not diverged"

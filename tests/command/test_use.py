@@ -76,14 +76,14 @@ def test_the_card_is_the_hubs(run):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["predict"], "the following arguments are required: run, file; usage"),
-        (["predict", "RUN", "x", "--nothing"], "unrecognized arguments: --nothing; usage"),
+        (["predict"], "the following arguments are required: run, file; --help lists"),
+        (["predict", "RUN", "x", "--nothing"], "unrecognized arguments: --nothing; --help lists"),
         (["predict", "nowhere", "x"], "nowhere is no model's file"),
         (["predict", "RUN", "nowhere.png"], "nowhere.png: there is no such file or folder"),
         (["predict", "RUN", "RUN"], "has no class folders"),
         (["predict", "RUN", "RUN/result.json"], "result.json is not a folder: give"),
         (["export", "RUN", "tflite"], "tflite is no format: give one of onnx, pte, torch"),
-        (["start=nowhere", "rounds=1"], "start=nowhere: there is no "),
+        (["start=nowhere", "rounds=1"], "nowhere/.hydra/config.yaml"),
         (["start=RUN", "model=mlp"], "takes single keys"),
         (["start=RUN", "start=RUN"], "the folder of one run"),
     ],

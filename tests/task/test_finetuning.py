@@ -60,9 +60,12 @@ def test_a_file_sets_the_tensors_that_it_holds(tmp_path):
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [
-        ({"1.weight": torch.zeros(4, 3)}, r"1\.weight \(4, 3\), which is missing in the model"),
-        ({"0.weight": torch.zeros(3, 4)}, r"\(3, 4\), which has the shape \(4, 3\)"),
-        ({"0.weight": torch.ones(4, 3, dtype=torch.int64)}, "as torch.int64, and the model has"),
+        ({"1.weight": torch.zeros(4, 3)}, r"1\.weight .* \(4, 3\), which the model lacks"),
+        ({"0.weight": torch.zeros(3, 4)}, r"\(3, 4\), which the model has as .* \(4, 3\)"),
+        (
+            {"0.weight": torch.ones(4, 3, dtype=torch.int64)},
+            "torch.int64 .*, which .* torch.float32",
+        ),
         ({"0.weight": torch.full((4, 3), torch.nan)}, "has NaN or infinity in 0.weight"),
         ({}, "holds no tensors"),
         (None, "is no safetensors file"),
@@ -101,7 +104,7 @@ def test_tensors_of_a_pattern_are_new_and_the_others_come_from_the_file(tmp_path
     tensors = {"0.weight": torch.ones(4, 3), "0.bias": torch.ones(4), "2.weight": torch.ones(9, 4)}
     save_file(tensors, str(tmp_path / "model.safetensors"))
     module, plain = net(), net()
-    with pytest.raises(TaskError, match=r"\(9, 4\), which has .* leave tensors out by model\.new="):
+    with pytest.raises(TaskError, match=r"\(9, 4\), which .* leave tensors out by model\.new="):
         load_file(module, str(tmp_path))
     with pytest.raises(TaskError, match=r"model\.new=head\.\* matches no tensor; there are"):
         load_file(module, str(tmp_path), new=["2.*", "head.*"])
