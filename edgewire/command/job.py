@@ -60,6 +60,8 @@ from edgewire.report.summary import trained
 from edgewire.report.table import WIDTH
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
+from edgewire.task.errors import TaskError
+from edgewire.task.model_file import said_in
 from edgewire.task.tables.columns import Columns
 
 RATES = ("eta", "server_learning_rate")  # options of Flower's with the server's learning rate
@@ -217,8 +219,8 @@ def run(composed: DictConfig, folder: Path) -> None:
     if not result["client_updates"]:
         raise EngineError("not one update was used: the log names the nodes that failed, if any")
     try:
-        write_card(folder)
-    except (OSError, ResultsError) as error:
+        write_card(folder, said_in(str(folder)))
+    except (OSError, ResultsError, TaskError) as error:
         log.warning("no model card (%s) can be written: %s", CARD, error)
 
 

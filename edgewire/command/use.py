@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edgewire.task.predictor import Predictor
 
 PREDICTIONS = "predictions.csv"
-SHOWN = 5  # rows of a prediction, and classes, on the screen
+SHOWN = 5  # rows and columns of a prediction on the screen
 
 
 def load_model(run: Path | str, packages: Sequence[str] = ()) -> Predictor:
@@ -52,7 +52,8 @@ def predict(words: Sequence[str]) -> None:
     table = model.predict(given.file)
     out = Path(given.out or PREDICTIONS)
     replace_file(out, table.to_csv())
-    print("\n".join([*_trained(given.run), *_summary(table, model)]))
+    print("\n".join([*_trained(given.run), *_measured(table, model)]))
+    print(table.iloc[:SHOWN, :SHOWN].to_string(max_colwidth=20))
     print(f"files      {out}: {len(table):,} rows of {', '.join(table.columns[:SHOWN])}")
 
 
@@ -110,17 +111,9 @@ def _trained(run: str) -> list[str]:
     return []
 
 
-def _summary(table: pd.DataFrame, model: Predictor) -> list[str]:
-    """Return lines that say what a prediction holds: its metrics, and its first column."""
-    lines = []
-    if found := table.attrs.get("metrics"):
-        kinds = {"loss": LOSS, **{each.name: each for each in model.objective.metrics}}
-        texts = (f"{name} {MainMetric(*kinds[name]).text(value)}" for name, value in found.items())
-        lines.append(f"metrics    {', '.join(texts)}: {len(table):,} samples with their targets")
-    name = table.columns[0]
-    if table[name].dtype.kind == "f":
-        low, mean, high = table[name].agg(["min", "mean", "max"])
-        return [*lines, f"{name:10} from {low:.4g} to {high:.4g}, the mean is {mean:.4g}"]
-    counts = table[name].astype(str).value_counts()
-    texts = (f"{each} {count:,}" for each, count in counts[:SHOWN].items())
-    return [*lines, f"{name:10} {', '.join(texts)}{', ...' * (len(counts) > SHOWN)}"]
+def _measured(table: pd.DataFrame, model: Predictor) -> list[str]:
+    """Return a line with the metrics of a prediction whose samples have targets."""
+    kinds = {"loss": LOSS, **{each.name: each for each in model.objective.metrics}}
+    found = table.attrs.get("metrics", {})
+    texts = [f"{name} {MainMetric(*kinds[name]).text(value)}" for name, value in found.items()]
+    return [f"metrics    {', '.join(texts)}: {len(table):,} samples with targets"] * bool(texts)

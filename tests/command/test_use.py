@@ -36,10 +36,11 @@ def test_a_run_is_used_exported_and_trained_on(cli, run, photos, tmp_path):
     out = tmp_path / "p.csv"
     code, printed = cli("predict", str(run), str(photos / "test"), "--out", str(out))
     assert code == 0
-    first, metrics, counts, files = printed.out.splitlines()
+    first, metrics, head, *rows, files = printed.out.splitlines()
     assert first.startswith("photos") or "lenet5" in first
     assert f"accuracy {100 * result['accuracy']:.2f} %" in metrics
-    assert counts.startswith("class      ")
+    assert head.split() == ["class", "probability", "p(cat)", "p(dog)"]
+    assert rows[1].startswith("cat/0.png ")
     assert files.startswith(f"files      {out}: 20 rows of class, probability")
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
