@@ -16,7 +16,7 @@ from rich.console import Console
 
 from edgewire.report.html.findings import TRAINED
 from edgewire.report.html.html_report import PAGE, write_report
-from edgewire.report.html.page_tables import brief_table, differing
+from edgewire.report.html.page_tables import summary_table
 from edgewire.report.reader import ResultsError, mistakes_are_lines
 from edgewire.report.summary import WIDTH, laid_out, next_lines
 
@@ -61,17 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.port is not None:
         parser.error("--port needs --watch")
     out = asked.out or asked.folders[0] / FOLDER
-    report, found = write_report(asked.folders, out, asked.title)
+    report, rows = write_report(asked.folders, out, asked.title)
     page = (out / PAGE).resolve()
     if asked.quiet:
         print(page)
         return 0
-    rows = dict(each.row for each in found)
     if TRAINED in rows:
         print(rows.pop(TRAINED))
     if report.groups and not report.single:
-        Console(width=WIDTH, highlight=False).print(brief_table(report).rich())
-        rows = differing(report) | rows
+        table = summary_table(report, brief=True)
+        Console(width=WIDTH, highlight=False).print(table.rich())
     browse = f"python -m webbrowser {page.as_uri()}", "the page"
     print("\n".join([*laid_out(rows), *next_lines(rows, browse)]))
     return 0

@@ -11,23 +11,20 @@ at the slowest node. If the server's link is limited, the nodes share it as in
 equally many bytes.
 
 In asynchronous training each node repeats these four parts without waiting for the others. A node
-has sent its share of the updates after as many cycles. If the server's link is shared, a node waits
-for the messages of the others. The order in which the updates arrive, and so the accuracy, depends
-a little on the link. The estimate ignores this.
+has sent its share of the updates after as many cycles. If the server's link is shared, a cycle
+takes at least as long as the link needs for the messages of all nodes. The order in which the
+updates arrive, and so the accuracy, depends a little on the link. The estimate ignores this.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from edgewire.conf.network import FOLDER, Network, network_named
 from edgewire.report.runs import Row, number, sent_bytes
-
-_CYCLES = 10  # after so many replies of each node an asynchronous server's rate is constant
 
 
 class Progress(NamedTuple):
@@ -51,74 +48,37 @@ def link_seconds(
     `nodes`: how many nodes take part in a round.
     """
     found: list[float] = []
-    server = _AsynchronousServer(network, nodes)
     seconds, before = 0.0, Progress(0.0, 0.0, 0.0)
     for row in rows:
         if (cycles := row.cycles - before.cycles) > 0:
             down, up = (row.down - before.down) / cycles, (row.up - before.up) / cycles
             work = max(0.0, (row.work - before.work) / cycles)
-            if asynchronous:
-                seconds = server.seconds_until(round(row.cycles * nodes), down, up, work)
-            else:
-                seconds += cycles * _round(network, nodes, down, up, work)
+            each = _cycle(network, nodes, down, up, work, asynchronous)
+            seconds += cycles * each
+            if asynchronous and not before.cycles:  # the first messages leave at the same time
+                seconds += _cycle(network, nodes, down, up, work, False) - each
             before = row
         found.append(seconds)
     return found
 
 
-def _round(network: Network, nodes: int, down: float, up: float, work: float) -> float:
-    """Return the seconds of a round in which `nodes` nodes receive and send equally many bytes."""
+def _cycle(
+    network: Network, nodes: int, down: float, up: float, work: float, asynchronous: bool
+) -> float:
+    """Return the seconds in which `nodes` nodes receive and send equally many bytes once."""
     latency, reply = 2 * network.latency_ms / 1000, transfer_seconds(up, network.up_mbps)
     own = transfer_seconds(down, network.down_mbps)
     if network.server_mbps is None:
         return work + (latency + (own + reply))
+    sending, receiving = (transfer_seconds(size, network.server_mbps) for size in (down, up))
+    if asynchronous:
+        alone = latency + max(own, sending) + reply + work
+        return max(alone, nodes * sending, nodes * receiving)
     # On the server's link the messages of some nodes wait while others compute. The replies arrive
     # in the order of the messages. The link is busy until the end from the first reply on, or it
     # waits for the last reply.
-    sending, receiving = (transfer_seconds(size, network.server_mbps) for size in (down, up))
     first, last = (latency + work + reply + max(own, at * sending) for at in (1, nodes))
     return max(first + (nodes - 1) * receiving, last, nodes * receiving)
-
-
-class _AsynchronousServer:
-    """The times at which an asynchronous server gets the replies of equal nodes.
-
-    The nodes share the server's link in the order of the messages, so the reply to each message
-    arrives after the replies to the messages before it.
-    """
-
-    def __init__(self, network: Network, nodes: int) -> None:
-        self._network, self._nodes = network, nodes
-        self._sent = deque([0.0] * nodes)  # when the messages under way were sent, oldest first
-        self._count = 0  # replies
-        self._sending = self._receiving = 0.0  # until when the server's link is busy
-
-    def seconds_until(self, count: int, down: float, up: float, work: float) -> float:
-        """Return when the reply number `count` arrives; `down`, `up`: bytes of each new message.
-
-        After some replies of each node the rest follows at the same rate.
-        """
-        new, self._count = max(0, count - self._count), count
-        settled, most = (min(new, cycles * self._nodes) for cycles in (_CYCLES, 2 * _CYCLES))
-        before = 0.0
-        for reply in range(most):
-            before = self._receiving if reply == settled else before
-            self._reply(down, up, work)
-        if new > most:
-            later = (new - most) * (self._receiving - before) / (most - settled)
-            self._sending, self._receiving = self._sending + later, self._receiving + later
-            self._sent = deque(sent + later for sent in self._sent)
-        return self._receiving
-
-    def _reply(self, down: float, up: float, work: float) -> None:
-        """Deliver the oldest message, and its reply; then send the node its next message."""
-        network, sent = self._network, self._sent.popleft()
-        sending, receiving = (transfer_seconds(size, network.server_mbps) for size in (down, up))
-        self._sending = max(sent, self._sending) + sending
-        arrives = max(sent + transfer_seconds(down, network.down_mbps), self._sending)
-        beside = 2 * network.latency_ms / 1000 + transfer_seconds(up, network.up_mbps) + work
-        self._receiving = max(arrives + beside, self._receiving + receiving)
-        self._sent.append(self._receiving)
 
 
 def transfer_seconds(size: float, mbps: float | None) -> float:
@@ -146,30 +106,18 @@ def _works(
 ) -> list[float]:
     """Return the seconds of a node's own work up to each row: the virtual time without messages.
 
-    `own`: the links of the run. 0 for a row without a virtual time.
+    `own`: the links of the run. 0 for a row without a virtual time. If a shared link makes the
+    nodes of an asynchronous run wait, the seconds hold this waiting too.
     """
-    if asynchronous and own.server_mbps is not None and virtual_seconds[-1] is not None:
-        work = _work_of_a_cycle(rows[-1], virtual_seconds[-1], own, nodes)
-        return [row.cycles * work for row in rows]
-    links = link_seconds(rows, own, nodes, asynchronous)
+    links = link_seconds(rows, own, 1 if asynchronous else nodes, asynchronous)
+    late = 0.0
+    if asynchronous and (cycles := rows[-1].cycles):
+        one = [Progress(1, rows[-1].down / cycles, rows[-1].up / cycles)]
+        late = link_seconds(one, own, nodes)[0] - link_seconds(one, own, 1)[0]
     return [
-        max(0.0, (seconds or 0.0) - link)
+        max(0.0, (seconds or 0.0) - link - late)
         for seconds, link in zip(virtual_seconds, links, strict=True)
     ]
-
-
-def _work_of_a_cycle(row: Progress, seconds: float, own: Network, nodes: int) -> float:
-    """Return a node's seconds of work in a cycle, with which an asynchronous run takes `seconds`.
-
-    While some nodes work, others use the server's link, so the time without work says too little.
-    """
-    low, high = 0.0, seconds
-    for _ in range(40):
-        middle = (low + high) / 2
-        worked = row._replace(work=middle * row.cycles)
-        late = link_seconds([worked], own, nodes, True)[0] > seconds
-        low, high = (low, middle) if late else (middle, high)
-    return low
 
 
 def _has_bytes(row: Row) -> bool:

@@ -154,7 +154,7 @@ def answers(result: Row, folder: Path) -> dict[str, str]:
         "diverged": f"the model has diverged in {at}" if result.get("diverged") else "",
         main.name: _measured(result, folder, main),
         "classes": _worst_class(result),
-        "up, down": _bytes(result),
+        "up, down": bytes_told(result),
         **_over_a_link(result, folder),
         **node_rows(result, nodes, main),
         "files": f"{shown(folder)}; {at} in {human_seconds(result['seconds'])}"
@@ -259,7 +259,7 @@ def _worst_class(result: Row) -> str:
     return f'{text}, {table[at][wrong]:,} taken for "{name[wrong]}"'
 
 
-def _bytes(result: Row) -> str:
+def bytes_told(result: Row) -> str:
     """Return the bytes in both directions, and how many times fewer they are."""
     sizes = [whole_bytes(result, way) for way in ("uplink", "downlink")]
     text = ", ".join(human_bytes(sent) for sent, _ in sizes)
@@ -270,18 +270,19 @@ def _bytes(result: Row) -> str:
         return f"{text}: this run is not compressed"
     without = ", ".join(human_bytes(plain) for _, plain in sizes)
     if min(ratios) > 1 + BESIDE:
-        told = f"{' and '.join(map(_times, ratios))} times fewer"
+        told = f"{' and '.join(map(times, ratios))} times fewer"
     else:
         words = [
             "as many" if abs(ratio - 1) <= BESIDE else
-            f"{_times(1 / ratio)} times as many" if ratio < 1 else f"{_times(ratio)} times fewer"
+            f"{times(1 / ratio)} times as many" if ratio < 1 else f"{times(ratio)} times fewer"
             for ratio in ratios
         ]  # fmt: skip
         told = f"up {words[0]}, down {words[1]}"
     return f"{text}: {told} than without compression ({without})"
 
 
-def _times(ratio: float) -> str:
+def times(ratio: float) -> str:
+    """Return a ratio as a sentence shows it: 5.37 -> '5.4', 67.1 -> '67'."""
     return f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
@@ -347,7 +348,7 @@ def _slow(slow: Sequence[NodeRecord], nodes: Sequence[NodeRecord]) -> str:
     if not slow:
         return ""
     first, known = slow[0], [s for node in nodes if (s := node.count("samples")) is not None]
-    text = f"{first.label}: {human_seconds(first.lag)} a reply, {_times(first.times or 0)} times"
+    text = f"{first.label}: {human_seconds(first.lag)} a reply, {times(first.times or 0)} times"
     text += " the usual"
     usual, own = median(known) if known else 0, first.count("samples")
     if own is not None and own > 2 * usual:

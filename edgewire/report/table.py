@@ -1,6 +1,6 @@
 """Tables of runs, and their printers: rich, Markdown, CSV; `report.html.j2` prints them as HTML.
 
-`python -m edgewire.report.table FOLDER... [--reach VALUE] [--wide] [--json]` prints a sweep as a
+`python -m edgewire.report.table FOLDER... [--reach VALUE] [--wide]` prints a sweep as a
 table: one row for runs that differ in the seed only.
 
 A column makes a cell from the runs of a row; `COLUMNS` has those of this command and of the table
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -46,7 +45,6 @@ SHOWN = (
     *("runs", "reached at", "payloads until then", "ratio up", "ratio down"),
     *("sent up", "sent down", "virtual time", "time"),
 )
-SHARES = ("accuracy", "best_accuracy", "top5")  # in JSON with their spread over the seeds
 
 
 class Cell(NamedTuple):
@@ -313,56 +311,6 @@ def sweep_table(folders: Sequence[Path]) -> RichTable | None:
     return runs_table(rows, varying(groups)).rich()
 
 
-def as_json(keys: Sequence[str], rows: Sequence[TableRow], unfinished: Sequence[Path]) -> str:
-    """Return each group's numbers as JSON, with every seed's accuracies."""
-    named = [
-        {"overrides": {key: row.overrides[key] for key in keys if key in row.overrides}}
-        | numbers(row)
-        for row in rows
-    ]
-    folders = {"diverged": diverged(rows), "unfinished": unfinished}
-    listed = {name: [str(path) for path in paths] for name, paths in folders.items()}
-    return json.dumps({"rows": named, **listed}, indent=2)
-
-
-def numbers(row: TableRow) -> dict[str, Any]:
-    """Return the numbers of a row, most of them means over its runs; None for an unknown number."""
-    mean = row.mean
-    shares: dict[str, Any] = {}
-    mains = (run.metric.name for run in row.runs)
-    for key in dict.fromkeys([*SHARES, *(key for n in mains for key in (n, f"best_{n}"))]):
-        found = row.estimate(key)
-        shares[key] = mean(key)
-        shares[f"{key}_std"] = None if found is None else found.std
-        shares[f"{key}_by_seed"] = [run.result.get(key) for run in row.runs]
-    return {
-        "runs": len(row.runs),
-        "seeds": [run.seed for run in row.runs],
-        **shares,
-        "loss": mean("loss"),
-        "reached_runs": sum(at is not None for at in row.reached),
-        "reached_round": row.until_all("round"),
-        "reached_uplink_bytes": row.until_all("uplink_bytes"),
-        "uplink_bytes_per_update": mean(payload),
-        "uplink_bytes": mean("uplink_bytes"),
-        "uplink_sent_bytes": mean(sent("uplink")),
-        "uplink_ratio": row.ratio(plain("uplink"), sent("uplink")),
-        "downlink_bytes": mean("downlink_bytes"),
-        "downlink_sent_bytes": mean(sent("downlink")),
-        "downlink_ratio": row.ratio(plain("downlink"), sent("downlink")),
-        "client_updates": mean("client_updates"),
-        "failures": mean("failures"),
-        "seconds": mean("seconds"),
-        "virtual_seconds": mean("virtual_seconds"),
-        "virtual_seconds_per_round": row.ratio("virtual_seconds", "rounds"),
-    }
-
-
-def diverged(groups: Sequence[Group]) -> list[Path | None]:
-    """Return the folders of the diverged runs. The table's means include these runs."""
-    return [run.folder for group in groups for run in group.runs if run.diverged]
-
-
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table that the command line describes; return the exit code."""
@@ -373,19 +321,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="when, with what uplink, it was got (a share in %%)",
     )  # fmt: skip
     parser.add_argument("--wide", action="store_true", help="all columns")
-    parser.add_argument("--json", action="store_true", help="JSON in place of Markdown")
     asked = parser.parse_args(arguments)
     runs, unfinished = read_runs(asked.folders)
     groups = group_runs(runs)
     keys = varying(groups)
     rows = [TableRow(group.overrides, group.runs, asked.reach) for group in groups]
-    if asked.json:
-        print(as_json(keys, rows, unfinished))
-        return 0
     print(runs_table(rows, keys, asked.wide).markdown())
     if repeated := len(runs) - sum(len(row.runs) for row in rows):
         print(f"\n{repeated} repeated with the same seed: the last counts")
-    for name, folders in (("diverged", diverged(rows)), ("unfinished or damaged", unfinished)):
+    lost = [run.folder for row in rows for run in row.runs if run.diverged]  # also in the means
+    for name, folders in (("diverged", lost), ("unfinished or damaged", unfinished)):
         if folders:
             print(f"\n{name}: {', '.join(map(str, folders))}")
     return 0

@@ -16,7 +16,6 @@ from edgewire.report.metric import MainMetric
 from edgewire.report.node_table import NodeRecord, notable
 from edgewire.report.runs import ended_early, sent_bytes, whole_bytes
 from edgewire.report.runs import number as known
-from edgewire.report.summary import NAME, WIDTH
 from edgewire.report.table import (
     Cell,
     Column,
@@ -32,7 +31,6 @@ from edgewire.report.table import (
 )
 
 MOST_NODES = 500  # rows of the table of nodes
-TYPICAL = "lte"  # the link whose estimate is in the main table
 REMARKS = "remarks"
 
 
@@ -44,43 +42,26 @@ def _ratio(value: float) -> str:
     return f"{value:,.3g}×" if value < 1000 else f"{value:,.0f}×"
 
 
-def summary_table(report: ReportRuns, links: Mapping[str, Network]) -> Table:
-    """Return the main table: a row for each group, its main metric, bytes, time and failures."""
+def summary_table(report: ReportRuns, *, brief: bool = False) -> Table:
+    """Return the main table: a row for each group, its main metric, bytes and failures.
+
+    `brief`: as a terminal shows it: only the groups in colour, and fewer columns.
+    """
     columns = [
         *_names(report),
         Column("runs", lambda group: quantity(len(group.runs), _count),
                help="runs that differ in the seed only"),
         *_metrics(report),
         *_bytes(),
-        *_times(report, links),
         Column("failures", mean("failures", _count),
                help="failed or refused replies, mean of the runs"),
         Column(REMARKS, _remarks, numeric=False),
     ]  # fmt: skip
+    if brief:
+        columns = [each for each in columns if not each.head.startswith(("runs", "ratio"))]
     title = "Groups of runs that differ in the seed only"
-    return _used(Table.of(columns, report.groups, "summary", title))
-
-
-def brief_table(report: ReportRuns) -> Table:
-    """Return the main table as a terminal shows it: the groups in colour, in few columns."""
-    columns = [
-        Column("", lambda group: words(one_line(group.label, NAME)), numeric=False),
-        *_metrics(report),
-        *(column for column in _bytes() if column.head.startswith("bytes")),
-        Column("failures", mean("failures", _count)),
-        Column(REMARKS, _remarks, numeric=False),
-    ]
-    return _used(Table.of(columns, report.coloured))
-
-
-def differing(report: ReportRuns) -> dict[str, str]:
-    """Return the values of the settings that differ between the groups, in one row."""
-    found = (
-        f"{key}: {', '.join(dict.fromkeys(group.name([key])[0] for group in report.groups))}"
-        for key in report.keys
-    )
-    text = one_line("; ".join(found), 2 * WIDTH)
-    return {"differ": text} if text else {}
+    rows = report.coloured if brief else report.groups
+    return _used(Table.of(columns, rows, "summary", title))
 
 
 def _used(table: Table) -> Table:
@@ -148,36 +129,6 @@ def _bytes() -> list[Column]:
     return columns
 
 
-def _times(report: ReportRuns, links: Mapping[str, Network]) -> list[Column]:
-    columns = []
-    for rates in dict.fromkeys(filter(None, map(recorded_link, report.groups))):
-
-        def recorded(group: ReportGroup, rates: object = rates) -> float | None:
-            return group.mean("link_seconds") if recorded_link(group) == rates else None
-
-        down, up = ("∞" if rate is None else f"{rate:g}" for rate in rates)
-        said = f"virtual time at {down} Mbit/s down, {up} up, as the run recorded it"
-        show = number(recorded, human_seconds)
-        columns.append(Column(f"time, {down}/{up} Mbit/s", show, help=said))
-    typical = {f"time, {name} (estimate)": links[name] for name in links if name == TYPICAL}
-    return [*columns, *_estimates(typical)]
-
-
-def _estimates(links: Mapping[str, Network]) -> list[Column]:
-    """Return a column of estimated times for each head and link."""
-    return [
-        Column(head, number(partial(estimated, link), human_seconds), help=speeds(link))
-        for head, link in links.items()
-    ]
-
-
-def recorded_link(group: ReportGroup) -> tuple[float | None, float | None] | None:
-    """Return the rates for which the runs recorded a time, down and up; None if they did not."""
-    if known(group.first.get("link_seconds")) is None:
-        return None
-    return known(group.first.get("link_down_mbps")), known(group.first.get("link_up_mbps"))
-
-
 def estimated(link: Network, group: ReportGroup) -> float | None:
     """Return the estimated seconds over a link, the mean over runs that sent bytes; or None.
 
@@ -198,9 +149,16 @@ def estimated(link: Network, group: ReportGroup) -> float | None:
 
 
 def time_table(report: ReportRuns, links: Mapping[str, Network]) -> Table | None:
-    """Return the estimated times of the groups over each link; None if no time can be estimated."""
-    columns = [Column("group", _label, numeric=False), *_estimates(links)]
-    title = "Estimated time of a run over links"
+    """Return the times of the groups over each link; None if no time is known."""
+    own = mean(lambda result: known(result.get("link_seconds")), human_seconds)
+    columns = [
+        Column("group", _label, numeric=False),
+        Column("own link", own, help="virtual time on the run's own network, as recorded"),
+    ]
+    for name, link in links.items():
+        show = number(partial(estimated, link), human_seconds)
+        columns.append(Column(name, show, help=speeds(link)))
+    title = "Time of a run over its own link, and estimates for others"
     table = _used(Table.of(columns, report.groups, "times", title))
     return table if len(table.columns) > 1 else None
 
@@ -242,15 +200,12 @@ def _counted(key: str, form: Callable[[float], str] = _count) -> Callable[[Any],
     return number(methodcaller("count", key), form)
 
 
-def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric, *, every: bool) -> Table | None:
-    """Return the table of the nodes that are slow, silent or failed; None without such nodes.
+def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric) -> Table | None:
+    """Return the table of at most `MOST_NODES` nodes; None without nodes.
 
-    `every`: the other nodes follow, up to `MOST_NODES` in all. `metric`: of their own samples.
+    The nodes that are slow, silent or failed come first. `metric`: of their own samples.
     """
-    shown = notable(nodes)
-    if every:
-        first = {id(node) for node in shown}
-        shown += [node for node in nodes if id(node) not in first][: MOST_NODES - len(shown)]
+    shown = list({id(node): node for node in [*notable(nodes), *nodes]}.values())[:MOST_NODES]
 
     def lag(node: NodeRecord) -> Cell:
         return quantity(node.lag, human_seconds, "bad" if node.slow else "")
@@ -285,7 +240,7 @@ def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric, *, every: bool)
         Column("bytes down", _counted("downlink_bytes", human_bytes)),
         Column("last failure", reason, numeric=False),
     ]  # fmt: skip
-    title = "Nodes that are slow, do not answer, or have failed" + ", then the others" * every
+    title = "Nodes that are slow, do not answer, or have failed, then the others"
     return _used(Table.of(columns, shown, "nodes", title)) if shown else None
 
 

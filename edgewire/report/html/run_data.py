@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -46,8 +45,7 @@ from edgewire.report.table import Cell, quantity, sent
 MOST_ROWS = 120  # rows of a history that a picture uses
 COLOURED = 12  # groups that pictures draw in colour
 # settings of a run that its result holds, and that a comparison needs in common
-CONDITIONS = ("nodes", "rounds", "network", "partition")
-OF_METHOD = re.compile(r"(algorithm|compression|downlink|strategy)([./@].*)?|rounds")
+CONDITIONS = ("dataset", "model", "objective", "nodes", "network", "partition")
 LESS = 1.2  # a group is compressed if its ratio is this many times the lowest ratio
 CHECKPOINT = "checkpoint"
 NOT_FINISHED = "not finished"  # a key of unfinished runs: no finished run is in their group
@@ -92,7 +90,7 @@ class ReportGroup(Group):
     @cached_property
     def task(self) -> tuple[Any, ...]:
         """What two groups must have in common so that their metrics can be compared."""
-        return (*(self.first.get(key) for key in ("dataset", "model", "objective")), self.metric)
+        return (*map(self.setting, CONDITIONS), self.metric)
 
     @property
     def finished(self) -> bool:
@@ -154,15 +152,11 @@ class ReportRuns:
         return [group for _, group in sorted(ranked, key=lambda pair: pair[0])]
 
 
-OnHistory = Callable[[Run, str, list[Row]], None]
-
-
-def load(folders: Iterable[Path], on_history: OnHistory | None = None) -> ReportRuns:
+def load(folders: Iterable[Path]) -> ReportRuns:
     """Read the runs below some folders.
 
-    `on_history`: is called with each run that counts, its group's label and its whole history, of
-    which only `MOST_ROWS` rows are kept. Raises `ResultsError` for a missing folder, and if there
-    is no run at all.
+    Of a history only `MOST_ROWS` rows are kept. Raises `ResultsError` for a missing folder, and if
+    there is no run at all.
     """
     tops = list(folders)
     runs, unfinished = find_runs(tops)
@@ -179,14 +173,9 @@ def load(folders: Iterable[Path], on_history: OnHistory | None = None) -> Report
     for group, label in zip(found, labels, strict=True):
         histories = {}
         for run in group.runs:
-            try:
-                rows = run.history()
-            except (ResultsError, OSError):
-                rows = []
+            if (rows := rows_of(run)) is None:
                 damaged.add(run.folder)
-            if on_history is not None:
-                on_history(run, label, rows)
-            histories[run.seed] = thinned(rows, run.metric.name)
+            histories[run.seed] = thinned(rows or [], run.metric.name)
         values = [one_line(value) for value in group.name(keys)]
         shown = label, values, histories, settings_of(group)
         groups.append(ReportGroup(group.overrides, group.runs, *shown))
@@ -197,6 +186,14 @@ def load(folders: Iterable[Path], on_history: OnHistory | None = None) -> Report
         *map(unfinished_record, unfinished),
     ]
     return ReportRuns(groups, keys, metric, records)
+
+
+def rows_of(run: Run) -> list[Row] | None:
+    """Return a run's history; None if it cannot be read."""
+    try:
+        return run.history()
+    except (ResultsError, OSError):
+        return None
 
 
 def labels_of(groups: Sequence[Group]) -> list[str]:
@@ -242,9 +239,8 @@ def reference_of(group: ReportGroup, groups: Sequence[ReportGroup]) -> ReportGro
     """Return the group to compare a compressed group with; None if there is none.
 
     It is one of the least compressed groups of the same task whose runs have all finished, and none
-    has diverged. Of several it differs in the fewest settings that do not belong to a method, such
-    as nodes and rounds, and then in the fewest overrides. A group counts as compressed if its ratio
-    is well above the lowest.
+    has diverged: the one that differs in the fewest overrides. A group counts as compressed if its
+    ratio is well above the lowest.
     """
     if (own := group.whole_ratio) is None or not group.finished:
         return None
@@ -255,26 +251,7 @@ def reference_of(group: ReportGroup, groups: Sequence[ReportGroup]) -> ReportGro
         return None
     least = [g for ratio, g in ratios if ratio < (LESS + 1) / 2 * lowest]
     overrides = group.overrides.items()
-    return min(
-        least,
-        key=lambda other: (len(unlike(group, other)), len(overrides ^ other.overrides.items())),
-        default=None,
-    )
-
-
-def unlike(one: ReportGroup, other: ReportGroup) -> list[str]:
-    """Return the keys of settings in which two groups differ beside their methods."""
-    pairs = ((key, one.setting(key), other.setting(key)) for key in CONDITIONS)
-    found = [key for key, ours, theirs in pairs if ours != theirs]
-    if one.asynchronous != other.asynchronous:  # the one counts rounds, the other replies
-        found = [key for key in found if key != "rounds"]
-    ours, theirs = one.overrides, other.overrides
-    found += [
-        key
-        for key in sorted({*ours, *theirs})
-        if ours.get(key) != theirs.get(key) and not OF_METHOD.fullmatch(key)
-    ]
-    return list(dict.fromkeys(found))
+    return min(least, key=lambda other: len(overrides ^ other.overrides.items()), default=None)
 
 
 # The outcome of a run

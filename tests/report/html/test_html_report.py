@@ -72,7 +72,7 @@ def test_the_top_of_the_page_answers_questions(page):
         "algorithm=good, with 10 times fewer bytes than Flower: accuracy is within the noise of"
         in text
     )
-    assert "algorithm=worse sends the fewest: 2 kB up and 2 kB down a run" in text
+    assert "algorithm=worse sends the fewest: 2 kB, 2 kB: 100 and 100 times fewer than" in text
     assert "9 finished, without a problem." in text
     assert text.count("My sweep") == 2  # the title and the heading
 
