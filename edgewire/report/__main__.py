@@ -23,13 +23,6 @@ from edgewire.report.summary import WIDTH, laid_out, next_lines
 FOLDER = "report"  # the report's folder, in that of the runs
 
 
-def port(text: str) -> int:
-    """Return a port's number; a `type` for `argparse`."""
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, not {text}")
-    return int(text)
-
-
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report that the command line describes; return the exit code."""
@@ -45,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--title", default="", metavar="TEXT", help="the title of the page")
     parser.add_argument("--watch", action="store_true", help="serve the page while runs go on")
     parser.add_argument(
-        "--port", type=port, help="with --watch: the port of the page (default: any that is free)"
+        "--port", type=int, help="with --watch: the port of the page (default: any that is free)"
     )
     asked = parser.parse_args(arguments)
     for folder in asked.folders:

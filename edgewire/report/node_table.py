@@ -61,6 +61,11 @@ class NodeRecord:
         return self.told.get("waiting") is True and sent is not None and replies == sent - 1
 
     @property
+    def reason(self) -> str:
+        """Why its last failed reply could not be used; "" without one."""
+        return one_line(str(self.told.get("reason") or ""))
+
+    @property
     def failures(self) -> float:
         """How many of its replies failed or were refused."""
         return self.count("failures") or 0.0

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console, JustifyMethod
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -108,12 +108,10 @@ class RunProgress:
 
     @property
     def measured(self) -> str:
-        """The last value of the first metric that has one; of another metric with its name."""
-        for metric in self.metrics:
-            if (value := self.values.get(metric.name)) is not None:
-                name = "" if metric is self.metrics[0] else f"{metric.name} "
-                return f"{name}{metric.text(value)}"
-        return NOTHING
+        """The last value of the first metric that has one, after its name."""
+        known = (metric for metric in self.metrics if metric.name in self.values)
+        metric = next(known, self.metrics[0])
+        return f"{metric.name} {metric.text(self.values.get(metric.name))}"
 
     def sent(self) -> list[str]:
         """Return the bytes sent up and down as text."""
@@ -121,6 +119,20 @@ class RunProgress:
             human_bytes(self.row[f"{way}link_bytes"]) if self.row else NOTHING
             for way in ("up", "down")
         ]
+
+    @property
+    def told(self) -> list[str]:
+        """The newest row in words; [] before the first."""
+        if not self.row:
+            return []
+        up, down = self.sent()
+        done = f"round {self.row['round']} of {self.row['rounds']}"
+        return [done, self.measured, f"up {up}, down {down}"]
+
+    @property
+    def rest(self) -> list[str]:
+        """The time left in words; [] if it is unknown."""
+        return [] if self.left is None else [f"about {human_seconds(round(self.left))} left"]
 
 
 def _has(row: Row, *keys: str) -> bool:
@@ -148,28 +160,25 @@ def run_progress(
     and longer pauses. `name`: the prefix of a line. `metric`: the value of the model to show.
     `title`: what is trained; a notebook shows it, and the curve so far.
     """
+    run = RunProgress(folder, metric)
     if console.is_jupyter and not console.quiet:
-        with _beside(_in_notebook, RunProgress(folder, metric), rounds, name, title):
+        with _beside(_follow, _in_notebook(run, rounds, name, title), 0.5):
             yield
         return
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(f"{metric.name} {{task.fields[measured]}}"),
-        TextColumn("up {task.fields[up]}  down {task.fields[down]}"),
-        TextColumn("left"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-        console=console,
-        disable=shared or not console.is_terminal,
-        transient=True,
-    ) as progress:
-        if progress.disable:
-            shown = _beside(_print, RunProgress(folder, metric), rounds, name, console)
-        else:
-            progress.add_task("round", total=rounds, measured="-", up="-", down="-")
-            shown = _beside(_follow, RunProgress(folder, metric), progress)
-        with shown:
+    if shared or not console.is_terminal:
+        with _beside(_print, run, rounds, name, console):
+            yield
+        return
+    line = TextColumn("{task.description}", markup=False)
+    with Progress(BarColumn(20), line, console=console, transient=True) as progress:
+        task = progress.add_task("", total=rounds)
+
+        def move(passed: float, over: bool) -> None:
+            line = progress_line(run, passed, rounds)
+            at, of = run.row.get("round", 0), run.row.get("rounds", rounds)
+            progress.update(task, description=line, completed=at, total=of)
+
+        with _beside(_follow, move, 0.25):
             yield
 
 
@@ -186,10 +195,21 @@ def _beside(show: Callable[..., None], *arguments: object) -> Iterator[None]:
         thread.join()
 
 
+def _follow(done: threading.Event, show: Callable[[float, bool], None], pause: float) -> None:
+    """Call `show` after each `pause` seconds, and a last time when the run is done.
+
+    It gets the seconds so far, and whether the run is done.
+    """
+    began, over = time.monotonic(), False
+    while not over:
+        over = done.wait(pause)
+        show(time.monotonic() - began, over)
+
+
 def _in_notebook(
-    done: threading.Event, run: RunProgress, rounds: int, name: str, title: str
-) -> None:
-    """Show what is trained, the curve so far, a bar and a line below a cell, twice a second.
+    run: RunProgress, rounds: int, name: str, title: str
+) -> Callable[[float, bool], None]:
+    """Return the function that shows what is trained, the curve so far, a bar and a line.
 
     At the end only the bar and the line stay: the cell's value shows the rest.
     """
@@ -204,23 +224,7 @@ def _in_notebook(
         return HTML(bar)  # type: ignore[no-untyped-call]
 
     place = display(shown(0.0), display_id=True)  # type: ignore[no-untyped-call]
-    began, over = time.monotonic(), False
-    while not over:
-        over = done.wait(0.5)
-        place.update(shown(time.monotonic() - began, over))
-
-
-def _follow(done: threading.Event, run: RunProgress, progress: Progress) -> None:
-    """Move the bar four times a second, and a last time when the run is done."""
-    (task,) = progress.task_ids
-    over = False
-    while not over:
-        over = done.wait(0.25)
-        run.update()
-        if run.row:
-            at, of = run.row["round"], run.row["rounds"]
-            up, down = run.sent()
-            progress.update(task, completed=at, total=of, measured=run.measured, up=up, down=down)
+    return lambda passed, over: place.update(shown(passed, over))
 
 
 def _print(
@@ -241,14 +245,8 @@ def progress_line(run: RunProgress, passed: float, rounds: int, name: str = "") 
     `rounds`: those of the run; `name`: the line's prefix.
     """
     run.update()
-    parts = [f"round {run.row.get('round', 0)} of {run.row.get('rounds', rounds)}"]
-    if run.row:
-        up, down = run.sent()
-        parts += [f"{run.metrics[0].name} {run.measured}", f"up {up}, down {down}"]
-    parts.append(f"{human_seconds(round(passed))} so far")
-    if run.left is not None:
-        parts.append(f"about {human_seconds(round(run.left))} left")
-    return f"{name}{', '.join(parts)}"
+    parts = run.told or [f"round 0 of {rounds}"]
+    return f"{name}{', '.join([*parts, f'{human_seconds(round(passed))} so far', *run.rest])}"
 
 
 # A sweep

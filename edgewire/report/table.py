@@ -172,12 +172,15 @@ def _until(key: str, form: Callable[[float], str]) -> Callable[[TableRow], Cell]
     return number(lambda row: row.until_all(key), form)
 
 
+# the page's explanations of heads
+SENT, FAILED = "all bytes of a run, mean of the runs", "failed or refused replies, mean of the runs"
+RATIO = "bytes of Flower without compression, divided by the bytes sent"
 # The bytes are those of whole messages, but for "payload an update" and "payloads until then".
 # The ratios are compression ratios.
 COLUMNS: dict[str, Column] = {
     column.head: column
     for column in (
-        Column("runs", lambda row: quantity(len(row.runs), str)),
+        Column("runs", lambda row: quantity(len(row.runs), str), help="with different seeds"),
         Column("accuracy", _with_deviation("accuracy")),
         Column("best accuracy", _with_deviation("best_accuracy")),
         Column("top5", _with_deviation("top5")),
@@ -185,12 +188,14 @@ COLUMNS: dict[str, Column] = {
         Column("reached at", _until("round", "{:.10g}".format)),
         Column("payloads until then", _until("uplink_bytes", human_bytes)),
         Column("payload an update", mean(payload, human_bytes)),
-        Column("ratio up", ratio(plain("uplink"), sent("uplink"), "{:.2f}".format)),
-        Column("ratio down", ratio(plain("downlink"), sent("downlink"), "{:.2f}".format)),
-        Column("sent up", mean(sent("uplink"), human_bytes)),
-        Column("sent down", mean(sent("downlink"), human_bytes)),
+        Column("ratio up", ratio(plain("uplink"), sent("uplink"), "{:.2f}".format), help=RATIO),
+        Column(
+            "ratio down", ratio(plain("downlink"), sent("downlink"), "{:.2f}".format), help=RATIO
+        ),
+        Column("sent up", mean(sent("uplink"), human_bytes), help=SENT),
+        Column("sent down", mean(sent("downlink"), human_bytes), help=SENT),
         Column("updates", mean("client_updates", "{:.10g}".format)),
-        Column("failed", mean("failures", "{:.10g}".format)),
+        Column("failed", mean("failures", "{:,.10g}".format), help=FAILED),
         Column("virtual time", mean("virtual_seconds", human_seconds)),
         Column("a round", ratio("virtual_seconds", "rounds", human_seconds)),
         Column("time", mean("seconds", human_seconds)),
@@ -217,15 +222,14 @@ class Table:
         """Return the table with a row of cells for each of `rows`, as the columns show them."""
         return cls(columns, [[column.show(row) for column in columns] for row in rows], id_, title)
 
-    def only(self, keep: Callable[[int], bool]) -> Table:
-        """Return the table with those columns whose place `keep` accepts."""
-        kept = [at for at in range(len(self.columns)) if keep(at)]
+    def used(self) -> Table:
+        """Return the table without columns in which no row has a value; the first one stays."""
+        kept = [
+            at for at in range(len(self.columns))
+            if at == 0 or any(row[at].text not in (NOTHING, "") for row in self.rows)
+        ]  # fmt: skip
         rows = [[row[at] for at in kept] for row in self.rows]
         return replace(self, columns=[self.columns[at] for at in kept], rows=rows)
-
-    def is_empty(self, at: int) -> bool:
-        """Return whether no row has a value in a column."""
-        return all(row[at].text in (NOTHING, "") for row in self.rows)
 
     def markdown(self) -> str:
         """Return the table in Markdown; numeric columns must be the last ones."""
@@ -248,21 +252,13 @@ class Table:
         return table
 
     def write_csv(self, path: Path) -> None:
-        """Write the table: of each numeric column the number and, beside it, the shown text."""
-        heads = [
-            name
-            for column in self.columns
-            for name in (column.head, *[f"{column.head} (shown)"] * column.numeric)
-        ]
+        """Write the table: of numeric columns the numbers, of the others the texts."""
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow([safe_cell(head) for head in heads])
+            writer.writerow([safe_cell(column.head) for column in self.columns])
             for row in self.rows:
-                line: list[Any] = []
-                for column, cell in zip(self.columns, row, strict=True):
-                    number = "" if cell.sort is None else cell.sort
-                    line += [*[number] * column.numeric, cell.text]
-                writer.writerow([safe_cell(value) for value in line])
+                cells = zip(self.columns, row, strict=True)
+                writer.writerow([safe_cell(c.sort if col.numeric else c.text) for col, c in cells])
 
 
 def safe_cell(value: Any) -> Any:
@@ -290,12 +286,11 @@ def runs_table(rows: Sequence[TableRow], keys: Sequence[str], wide: bool = False
         known |= main_columns(metric)
     names = {*SHOWN, *(metric.name for metric in metrics)}
     shown = [column for head, column in (known | COLUMNS).items() if wide or head in names]
-    table = Table.of([*map(_key_column, keys), *shown], rows)
-    return table.only(lambda at: at < len(keys) or not table.is_empty(at))
 
+    def own(key: str) -> Column:
+        return Column(key, lambda group: words(group.name([key])[0]), numeric=False)
 
-def _key_column(key: str) -> Column:
-    return Column(key, lambda group: words(group.name([key])[0]), numeric=False)
+    return Table.of([*map(own, keys), *shown], rows).used()
 
 
 def sweep_table(folders: Sequence[Path]) -> RichTable | None:

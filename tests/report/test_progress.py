@@ -88,7 +88,7 @@ def test_each_job_has_a_line_with_its_state_and_newest_row(tmp_path):
         "3 of 12 jobs done, 2 running, 1 failed or diverged, 0 s so far, about 0 s left"
     )
     assert [line.split()[0] for line in lines[2:]] == ["0", "1", "2", "3", "10"]
-    assert lines[2].split()[1:7] == ["seed=0", "finished", "7", "of", "8", "50.00"]
+    assert lines[2].split()[1:7] == ["seed=0", "finished", "7", "of", "8", "accuracy"]
     assert lines[3].split()[1:4] == ["seed=[1]", "lr=0.1", "running"]
     assert "3 kB" in lines[3]
     assert [lines[n].split()[2] for n in (4, 5, 6)] == ["failed", "stopped", "starting"]
@@ -101,7 +101,7 @@ def test_new_rows_move_a_job_on_and_give_its_time_left(tmp_path):
     with (folder / "history.jsonl").open("a") as file:
         file.write(lines([row(4, 8, accuracy=None, seconds=3.0)]))
     (found,) = view.jobs()
-    assert (found.row["round"], found.left, found.measured) == (4, 3.0, "50.00 %")
+    assert (found.row["round"], found.left, found.measured) == (4, 3.0, "accuracy 50.00 %")
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 500])

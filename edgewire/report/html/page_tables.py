@@ -17,21 +17,18 @@ from edgewire.report.node_table import NodeRecord, notable
 from edgewire.report.runs import ended_early, sent_bytes, whole_bytes
 from edgewire.report.runs import number as known
 from edgewire.report.table import (
+    COLUMNS,
     Cell,
     Column,
     Table,
     mean,
     number,
-    plain,
     quantity,
-    ratio,
-    sent,
     value_or_words,
     words,
 )
 
 MOST_NODES = 500  # rows of the table of nodes
-REMARKS = "remarks"
 
 
 def _count(value: float) -> str:
@@ -49,26 +46,16 @@ def summary_table(report: ReportRuns, *, brief: bool = False) -> Table:
     """
     columns = [
         *_names(report),
-        Column("runs", lambda group: quantity(len(group.runs), _count),
-               help="runs that differ in the seed only"),
+        COLUMNS["runs"],
         *_metrics(report),
-        *_bytes(),
-        Column("failures", mean("failures", _count),
-               help="failed or refused replies, mean of the runs"),
-        Column(REMARKS, _remarks, numeric=False),
+        *(COLUMNS[head] for head in ("sent up", "ratio up", "sent down", "ratio down", "failed")),
+        Column("remarks", _remarks, numeric=False),
     ]  # fmt: skip
     if brief:
         columns = [each for each in columns if not each.head.startswith(("runs", "ratio"))]
     title = "Groups of runs that differ in the seed only"
     rows = report.coloured if brief else report.groups
-    return _used(Table.of(columns, rows, "summary", title))
-
-
-def _used(table: Table) -> Table:
-    """Return a table without the columns of numbers and remarks that are empty in all rows."""
-    columns = table.columns
-    named = [not column.numeric and column.head != REMARKS for column in columns]
-    return table.only(lambda at: named[at] or not table.is_empty(at))
+    return Table.of(columns, rows, "summary", title).used()
 
 
 def _label(group: ReportGroup) -> Cell:
@@ -76,14 +63,12 @@ def _label(group: ReportGroup) -> Cell:
 
 
 def _names(report: ReportRuns) -> list[Column]:
-    def name(at: int, group: ReportGroup) -> Cell:
-        text = group.values[at]
-        return value_or_words(text) if at else words(text, "name", group.rank)
+    def name(key: str, group: ReportGroup) -> Cell:
+        text = one_line(group.name([key])[0])
+        return value_or_words(text) if key != report.keys[0] else words(text, "name", group.rank)
 
-    if not report.keys:
-        return [Column("run", _label, numeric=False)]
-    heads = [one_line(key, 60) for key in report.keys]
-    return [Column(head, partial(name, at), numeric=False) for at, head in enumerate(heads)]
+    keys = [Column(one_line(key, 60), partial(name, key), numeric=False) for key in report.keys]
+    return keys or [Column("run", _label, numeric=False)]
 
 
 def _metric(metric: MainMetric) -> Column:
@@ -118,17 +103,6 @@ def _difference(report: ReportRuns, group: ReportGroup) -> Cell:
     return Cell(found.number + remark, found.difference.mean, found.verdict.replace(" ", "-"))
 
 
-def _bytes() -> list[Column]:
-    said = "all bytes of a run, mean of the runs"
-    divided = "bytes of Flower without compression, divided by the bytes sent"
-    columns = []
-    for way, word in WAYS.items():
-        size, times = mean(sent(way), human_bytes), ratio(plain(way), sent(way), _ratio)
-        columns.append(Column(f"bytes {word}", size, help=said))
-        columns.append(Column(f"ratio {word}", times, help=divided))
-    return columns
-
-
 def estimated(link: Network, group: ReportGroup) -> float | None:
     """Return the estimated seconds over a link, the mean over runs that sent bytes; or None.
 
@@ -159,7 +133,7 @@ def time_table(report: ReportRuns, links: Mapping[str, Network]) -> Table | None
         show = number(partial(estimated, link), human_seconds)
         columns.append(Column(name, show, help=speeds(link)))
     title = "Time of a run over its own link, and estimates for others"
-    table = _used(Table.of(columns, report.groups, "times", title))
+    table = Table.of(columns, report.groups, "times", title).used()
     return table if len(table.columns) > 1 else None
 
 
@@ -207,20 +181,13 @@ def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric) -> Table | None
     """
     shown = list({id(node): node for node in [*notable(nodes), *nodes]}.values())[:MOST_NODES]
 
-    def lag(node: NodeRecord) -> Cell:
-        return quantity(node.lag, human_seconds, "bad" if node.slow else "")
-
-    def failures(node: NodeRecord) -> Cell:
-        return quantity(node.failures, _count, "bad" if node.failures else "")
+    def bad(value: float | None, form: Callable[[float], str], mark: object) -> Cell:
+        return quantity(value, form, "bad" if mark else "")
 
     def state(node: NodeRecord) -> Cell:
         if node.unanswered:
             return words("does not answer", "bad")
         return words("slow" if node.slow else "answers")
-
-    def reason(node: NodeRecord) -> Cell:
-        told = node.told.get("reason")
-        return words(one_line(told) if isinstance(told, str) else "")
 
     columns = [
         Column("node", lambda node: Cell(node.label.removeprefix("node "), node.number),
@@ -228,20 +195,21 @@ def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric) -> Table | None
         Column("group", lambda node: _label(node.group), numeric=False),
         Column("seed", lambda node: quantity(node.seed, "{:.0f}".format)),
         Column("state", state, numeric=False),
-        Column("mean lag", lag, help="seconds from a message to its reply"),
+        Column("mean lag", lambda node: bad(node.lag, human_seconds, node.slow),
+               help="seconds from a message to its reply"),
         Column("× usual", lambda node: quantity(node.times, _ratio),
                help="the lag, divided by that of the run's fastest quarter of nodes"),
         Column("replies", _counted("replies")),
         Column("messages", _counted("messages")),
-        Column("failures", failures),
+        Column("failures", lambda node: bad(node.failures, _count, node.failures)),
         Column("samples", _counted("samples")),
         Column(metric.name, _counted(metric.name, metric.text), help="of the node's own samples"),
         Column("bytes up", _counted("uplink_bytes", human_bytes)),
         Column("bytes down", _counted("downlink_bytes", human_bytes)),
-        Column("last failure", reason, numeric=False),
+        Column("last failure", lambda node: words(node.reason), numeric=False),
     ]  # fmt: skip
     title = "Nodes that are slow, do not answer, or have failed, then the others"
-    return _used(Table.of(columns, shown, "nodes", title)) if shown else None
+    return Table.of(columns, shown, "nodes", title).used() if shown else None
 
 
 def runs_table(records: Sequence[RunRecord]) -> Table:
@@ -250,14 +218,12 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
     def size(way: str) -> Callable[[RunRecord], Cell]:
         return lambda record: quantity(sent_bytes(record.row, way), human_bytes)
 
-    def outcome(record: RunRecord) -> Cell:
-        return words(record.outcome, "" if record.fine else "bad")
-
     columns = [
         Column("run", lambda record: words(str(record.folder), "name"), numeric=False),
         Column("group", lambda record: words(record.group), numeric=False),
         Column("seed", lambda record: value_or_words(record.seed)),
-        Column("outcome", outcome, numeric=False),
+        Column("outcome", lambda record: words(record.outcome, "" if record.fine else "bad"),
+               numeric=False),
         Column("metric", lambda record: record.value or Cell(NOTHING)),
         Column("round", _counted("round")),
         Column("bytes up", size("uplink")),
@@ -265,5 +231,5 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
         Column("failures", _counted("failures")),
         Column("real time", _counted("seconds", human_seconds)),
         Column("to repeat or resume it", lambda record: words(record.command, "command"), False),
-    ]
+    ]  # fmt: skip
     return Table.of(columns, records, "runs", "All runs")

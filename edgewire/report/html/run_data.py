@@ -61,13 +61,12 @@ WAYS = {"uplink": "up", "downlink": "down"}
 class ReportGroup(Group):
     """The runs that differ in the seed only.
 
-    `label`: its values of the keys that differ between groups. `histories`: for each seed the rows
+    `label`: its overrides that differ between groups. `histories`: for each seed the rows
     that pictures use. `settings`: the resolved configuration, flat: key -> text. `rank`: the place
     among the groups that pictures draw in colour, from 0; None for the other groups.
     """
 
     label: str
-    values: Sequence[str]
     histories: Mapping[int, list[Row]]
     settings: Mapping[str, str]
     rank: int | None = None
@@ -176,9 +175,8 @@ def load(folders: Iterable[Path]) -> ReportRuns:
             if (rows := rows_of(run)) is None:
                 damaged.add(run.folder)
             histories[run.seed] = thinned(rows or [], run.metric.name)
-        values = [one_line(value) for value in group.name(keys)]
-        shown = label, values, histories, settings_of(group)
-        groups.append(ReportGroup(group.overrides, group.runs, *shown))
+        shown = group.overrides, group.runs, label, histories, settings_of(group)
+        groups.append(ReportGroup(*shown))
     groups = ranked(groups, metric)
     label_of = {id(run): group.label for group in groups for run in group.runs}
     records = [

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 from edgewire.report.format import human_seconds, one_line
 from edgewire.report.html.html_report import PAGE, default_title, write_report
-from edgewire.report.metric import ACCURACY
 from edgewire.report.node_table import NODES
 from edgewire.report.progress import DONE, RUNNING, SweepJob
 from edgewire.report.reader import ResultsError, folders, left_out, noting, readable
@@ -131,13 +130,7 @@ class WatchedReport:
 
 def _line(run: SweepJob, named: bool) -> str:
     """Return how far a run is, in one line. `named`: whether it begins with the folder's name."""
-    parts = [f"{run.folder.name} {run.state}" if named else run.state]
-    if run.row:
-        name = f"{ACCURACY.name} " if ACCURACY.name in run.values else ""
-        parts += [f"round {run.row['round']} of {run.row['rounds']}", f"{name}{run.measured}"]
-        parts += [f"{each} {way}" for each, way in zip(run.sent(), ("up", "down"), strict=True)]
-    if run.left is not None:
-        parts.append(f"about {human_seconds(round(run.left))} left")
+    parts = [f"{run.folder.name} {run.state}" if named else run.state, *run.told, *run.rest]
     found = [readable(getmtime, run.folder / name) for name in (HISTORY, NODES)]
     silence = time.time() - max((each for each in found if each is not None), default=math.inf)
     if run.state == RUNNING and silence > SILENT:  # it may be dead, or in a long round
@@ -162,7 +155,7 @@ class PageServer(ThreadingTCPServer):
         self.report = report
         try:
             super().__init__((ADDRESS, port), PageHandler)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise ResultsError(f"--port {port}: {error}; --port 0 takes a free port") from error
 
     def handle_error(self, request: Any, client_address: Any) -> None:
