@@ -187,7 +187,7 @@ class SweepEnd(Callback):
             SWEEP.enter_context(orderly_exit())
             console = Console(highlight=False)
             if console.is_terminal:
-                SWEEP.enter_context(sweep_progress(top, self._began, console, SweepEnd.total))
+                SWEEP.enter_context(sweep_progress(top, self._began, console))
             elif caller().python:
                 SWEEP.enter_context(silent_jobs())
 

@@ -6,44 +6,45 @@ So it works with every engine and with every launcher.
 from __future__ import annotations
 
 import html
+import math
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from os.path import getmtime
 from pathlib import Path
 
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
 
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.metric import ACCURACY, LOSS, MainMetric
+from edgewire.report.node_table import NODES
 from edgewire.report.notebook_card import card, curve_svg
-from edgewire.report.reader import GrowingFile, readable, row_in
+from edgewire.report.reader import GrowingFile, folders, readable, row_in
 from edgewire.report.runs import (
     FAILED,
     HISTORY,
+    HYDRA,
     OVERRIDES,
-    RESULT,
     Row,
     number,
-    override_words,
     read_result,
 )
 
 MOST_POINTS = 800  # of a curve
 FIRST_LINE = 10.0  # seconds
 BETWEEN, LONGEST = 20.0, 600.0  # bounds in seconds of the pause between lines
+SILENT = 60.0  # seconds without news that a line tells
+SHOWN = 20  # running jobs that have a line each
 VIEW = "EDGEWIRE_SWEEP_VIEW"  # set for jobs whose progress the sweep's own process shows
-BEFORE_ROWS = 6  # lines of the terminal that the table's head, its title and the prompt need
 STARTING, RUNNING, FINISHED, STOPPED, BAD = "starting", "running", "finished", "stopped", "failed"
 DIVERGED = "diverged"
 DONE = (FINISHED, STOPPED, DIVERGED, BAD)
-HEADS = {"state": 8, "round": 10, "metric": 7, "up": 7, "down": 7, "left": 6}  # with least widths
 NEEDED = ("round", "rounds", "uplink_bytes", "downlink_bytes")  # numbers of a row
 
 
@@ -249,27 +250,65 @@ def progress_line(run: RunProgress, passed: float, rounds: int, name: str = "") 
     return f"{name}{', '.join([*parts, f'{human_seconds(round(passed))} so far', *run.rest])}"
 
 
-# A sweep
+# Several runs
+
+
+class Jobs:
+    """The runs below some folders, which need not exist yet.
+
+    `since`: a Unix time; what began before belongs to an earlier sweep in the same folder.
+    """
+
+    def __init__(self, tops: Sequence[Path], since: float = 0.0) -> None:
+        self._tops, self._since = tops, since
+        self.runs: dict[Path, RunProgress] = {}
+
+    def lines(self) -> Iterator[str]:
+        """Yield how many runs are in each state, and then a line for each run that goes on.
+
+        There are at most `SHOWN` such lines. The only run has a line in each state.
+        """
+        found = sorted(
+            folder for top in self._tops for folder, names in folders(top)
+            if (HYDRA.name in names or HISTORY in names)
+            and (readable(getmtime, folder / OVERRIDES) or 0.0) >= self._since
+        )  # fmt: skip
+        self.runs = {f: self.runs.get(f) or RunProgress(f, ACCURACY, LOSS) for f in found}
+        for run in self.runs.values():
+            run.update()
+        if len(found) > 1:
+            states = Counter(run.state for run in self.runs.values())
+            yield ", ".join(f"{count} {state}" for state, count in states.items())
+        running = [run for run in self.runs.values() if run.state == RUNNING or len(found) == 1]
+        yield from (_line(run, len(found) > 1) for run in running[:SHOWN])
+
+
+def _line(run: RunProgress, named: bool) -> str:
+    """Return how far a run is, in one line. `named`: whether it begins with the folder's name."""
+    parts = [f"{run.folder.name} {run.state}" if named else run.state, *run.told, *run.rest]
+    found = [readable(getmtime, run.folder / name) for name in (HISTORY, NODES)]
+    silence = time.time() - max((each for each in found if each is not None), default=math.inf)
+    if run.state == RUNNING and silence > SILENT:  # it may be dead, or in a long round
+        parts.append(f"nothing was written for {human_seconds(silence)}")
+    return ", ".join(parts)
 
 
 @contextmanager
-def sweep_progress(
-    top: Path, began: float, console: Console, jobs: int | None = None, every: float = 1.0
-) -> Iterator[SweepView]:
+def sweep_progress(top: Path, began: float, console: Console, every: float = 1.0) -> Iterator[None]:
     """In this context, show the jobs below `top` on a terminal, and keep the jobs from printing.
 
-    `began`: the Unix time since which a folder is a job of this sweep; `jobs`: their number, None
-    if it is unknown; `every`: seconds between two looks at the files.
+    `began`: the Unix time since which a folder is a job of this sweep; `every`: seconds between two
+    looks at the files.
     """
-    view = SweepView(top, began, jobs)
+    jobs = Jobs([top], began)
     live = Live(
-        get_renderable=lambda: view.table(console.height - BEFORE_ROWS),
+        get_renderable=lambda: Text("\n".join(jobs.lines())),
         console=console,
         refresh_per_second=1 / every,
         transient=True,
     )
     with silent_jobs(), live:
-        yield view
+        yield
 
 
 @contextmanager
@@ -280,67 +319,3 @@ def silent_jobs() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(VIEW, None)
-
-
-class SweepJob(RunProgress):
-    """A job of a sweep: what its files say, and its overrides."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, ACCURACY, LOSS)
-        self.overrides = readable(override_words, folder) or []
-
-
-class SweepView:
-    """Makes the table of a sweep's jobs; the arguments are those of `sweep_progress`."""
-
-    def __init__(self, top: Path, began: float, jobs: int | None = None) -> None:
-        self._top, self._began, self._count = top, began, jobs
-        self._jobs: dict[Path, SweepJob] = {}
-        self._start = time.monotonic()
-
-    def jobs(self) -> list[SweepJob]:
-        """Return the jobs that have begun, in the order of their numbers, after a look at files."""
-        for file in self._top.glob(f"*/{OVERRIDES}"):
-            folder = file.parents[1]
-            if folder not in self._jobs and file.stat().st_mtime >= self._began:
-                self._jobs[folder] = SweepJob(folder)
-        for job in self._jobs.values():
-            if job.state != FINISHED or not (job.folder / RESULT).exists():
-                job.update()
-        return sorted(self._jobs.values(), key=lambda job: (len(job.folder.name), job.folder.name))
-
-    def table(self, rows: int) -> Table:
-        """Return the table with at most `rows` jobs: those that run, then the newest others."""
-        jobs = self.jobs()
-        table = Table(box=None, padding=(0, 2, 0, 0), title=self._title(jobs), title_justify="left")
-        table.add_column("job", justify="right", min_width=3)
-        table.add_column("overrides", no_wrap=True, overflow="ellipsis", ratio=1)
-        for head, width in HEADS.items():
-            side: JustifyMethod = "left" if head == "state" else "right"
-            table.add_column(head, justify=side, no_wrap=True, min_width=width)
-        common = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
-        active = [job for job in jobs if job.state not in DONE]
-        others = [job for job in jobs if job.state in DONE]
-        room = max(rows, 1)
-        shown = active[:room]
-        shown += others[len(others) - min(len(others), room - len(shown)) :]
-        for job in sorted(shown, key=jobs.index):
-            done = f"{job.row['round']} of {job.row['rounds']}" if job.row else NOTHING
-            left = NOTHING if job.left is None else human_seconds(round(job.left))
-            own = " ".join(word for word in job.overrides if word not in common)
-            cells = [job.folder.name, own, job.state, done, job.measured, *job.sent(), left]
-            table.add_row(*(Text(cell) for cell in cells))  # text of users is no markup
-        return table
-
-    def _title(self, jobs: Sequence[SweepJob]) -> str:
-        counts = Counter(job.state for job in jobs)
-        done = sum(counts[state] for state in DONE)
-        total = "" if self._count is None else f" of {self._count}"
-        passed = time.monotonic() - self._start
-        parts = [f"{done}{total} jobs done", f"{len(jobs) - done} running"]
-        bad = counts[BAD] + counts[DIVERGED]
-        parts += [f"{bad} failed or diverged"] if bad else []
-        parts.append(f"{human_seconds(round(passed))} so far")
-        if self._count and done and done < self._count:
-            parts.append(f"about {human_seconds(round(passed / done * (self._count - done)))} left")
-        return ", ".join(parts)

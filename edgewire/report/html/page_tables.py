@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
+from statistics import fmean
 from typing import Any
 
 from edgewire.conf.network import Network
@@ -108,18 +109,12 @@ def estimated(link: Network, group: ReportGroup) -> float | None:
 
     A diverged run ended too early, so its time says nothing.
     """
-    seeds = {
-        run.seed
-        for run in group.runs
-        if not run.diverged and sum(whole_bytes(run.result, way)[0] for way in WAYS) > 0
-    }
-    found = [
-        seconds_over(link, rows, group.first, group.settings)
-        for seed, rows in group.histories.items()
-        if seed in seeds
-    ]
-    whole = [times[-1] for times in found if times and times[-1] is not None]
-    return sum(whole) / len(whole) if whole else None
+    whole: list[float] = []
+    for run in group.runs:
+        if not run.diverged and sum(whole_bytes(run.result, way)[0] for way in WAYS) > 0:
+            times = seconds_over(link, group.histories[run.seed], group.first, group.settings)
+            whole += [seconds for seconds in times[-1:] if seconds is not None]
+    return fmean(whole) if whole else None
 
 
 def time_table(report: ReportRuns, links: Mapping[str, Network]) -> Table | None:

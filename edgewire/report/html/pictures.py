@@ -64,7 +64,6 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str
                 *(_bytes_a_round(report, way, rounds) for way in WAYS),
                 *(draw_parts(report, way) for way in WAYS),
                 draw_curves(report, "density", rounds, DENSITY, "Density of the updates"),
-                draw_curves(report, "staleness", rounds, STALENESS, "Staleness of the updates"),
             ],
             "nodes": node_strips(report, nodes),
         }  # fmt: skip
@@ -75,7 +74,6 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str
 
 
 DENSITY = Axis("entries sent (%)", density)
-STALENESS = Axis("mean staleness (server steps)", column("staleness"))
 
 
 def counter(key: str) -> Measure:

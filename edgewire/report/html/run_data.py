@@ -61,14 +61,13 @@ WAYS = {"uplink": "up", "downlink": "down"}
 class ReportGroup(Group):
     """The runs that differ in the seed only.
 
-    `label`: its overrides that differ between groups. `histories`: for each seed the rows
-    that pictures use. `settings`: the resolved configuration, flat: key -> text. `rank`: the place
-    among the groups that pictures draw in colour, from 0; None for the other groups.
+    `label`: its overrides that differ between groups. `histories`: for each seed the rows that
+    pictures use. `rank`: the place among the groups that pictures draw in colour, from 0; None for
+    the other groups.
     """
 
     label: str
     histories: Mapping[int, list[Row]]
-    settings: Mapping[str, str]
     rank: int | None = None
 
     @property
@@ -102,6 +101,14 @@ class ReportGroup(Group):
         return self.finished and not any(
             run.diverged or ended_early(run.result) for run in self.runs
         )
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """The resolved configuration of the first run, flat: key -> text; else the overrides."""
+        for run in self.runs:
+            if run.folder is not None and (found := read_settings(run.folder)):
+                return with_effect(found)
+        return {key: one_line(value) for key, value in self.overrides.items()}
 
     def setting(self, key: str) -> str | None:
         """Return a setting of the runs as text, from their result or their overrides."""
@@ -175,8 +182,7 @@ def load(folders: Iterable[Path]) -> ReportRuns:
             if (rows := rows_of(run)) is None:
                 damaged.add(run.folder)
             histories[run.seed] = thinned(rows or [], run.metric.name)
-        shown = group.overrides, group.runs, label, histories, settings_of(group)
-        groups.append(ReportGroup(*shown))
+        groups.append(ReportGroup(group.overrides, group.runs, label, histories))
     groups = ranked(groups, metric)
     label_of = {id(run): group.label for group in groups for run in group.runs}
     records = [
@@ -223,14 +229,6 @@ def thinned(rows: list[Row], main: str, most: int = MOST_ROWS) -> list[Row]:
     evaluated = [at for at, row in enumerate(rows) if number(row.get(main)) is not None]
     chosen = {*evenly(range(len(rows)), most), *evenly(evaluated, most)}
     return [rows[at] for at in sorted(chosen)]
-
-
-def settings_of(group: Group) -> dict[str, str]:
-    """Return the resolved configuration of a group's first run; its overrides without one."""
-    for run in group.runs:
-        if run.folder is not None and (found := read_settings(run.folder)):
-            return with_effect(found)
-    return {key: one_line(value) for key, value in group.overrides.items()}
 
 
 def reference_of(group: ReportGroup, groups: Sequence[ReportGroup]) -> ReportGroup | None:
