@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from edgewire.report.node_table import nodes_of
 from edgewire.report.reader import readable, reading
 from edgewire.report.runs import Row, number, read_overrides, read_result, run_of
 from edgewire.report.summary import NAME, answers, trained
+from edgewire.task.errors import TaskError
 
 CARD = "README.md"
 SHOWN = 100  # classes, columns and nodes of which a card has a row each
@@ -58,7 +58,13 @@ def card(result: Row, folder: Path) -> str:
     """Return the card of a run: `result`: the content of its `result.json`."""
     import yaml  # type: ignore[import-untyped]  # imported here: a command without runs needs none
 
-    info, data = _info(folder), result.get("data") or {}
+    data, main = result.get("data") or {}, main_of(result)
+    tables = (
+        ("Classes", ["class", "test samples", "found", "right when named"], 3, _classes(result)),
+        ("Columns", ["column", "role", "kind", "missing", "values"], 0, _columns(folder)),
+        ("Nodes", ["node", "samples", "bytes up", "bytes down", f"{main.name} on its own samples"],
+         4, _nodes(result, folder)),
+    )  # fmt: skip
     kind = str(data.get("kind", ""))
     task = TASKS.get((str(result["objective"]), kind)) or TASKS.get((str(result["objective"]), ""))
     source = {"images": "FOLDER or PHOTO", "rows": "FILE.csv"}.get(kind, "FILE.npz")
@@ -72,9 +78,11 @@ def card(result: Row, folder: Path) -> str:
         "Or `python run.py predict` and `python run.py export` with this folder.",
         "## Results",
         _results(result, folder),
-        *_section("Classes", _classes(result)),
-        *_section("Columns", _columns(info)),
-        *_section("Nodes", _nodes(result, folder)),
+        *(
+            f"## {head}\n\n{markdown_table(heads, rows[:SHOWN], numbers)}"
+            for head, heads, numbers, rows in tables
+            if rows
+        ),
         "## How it was made",
         _made(result, folder),
         f"## Limits\n\n{LIMITS}",
@@ -99,25 +107,11 @@ def _head(result: Row, task: str | None) -> dict[str, Any]:
     }
 
 
-def _info(folder: Path) -> Mapping[str, Any]:
-    """Return what the model's file says of the model; {} if it says nothing."""
-    from safetensors import safe_open
-
-    with suppress(Exception), safe_open(folder / "model.safetensors", "np") as file:
-        found = json.loads((file.metadata() or {})["edgewire"])
-        return found if isinstance(found, dict) else {}
-    return {}  # safetensors raises errors of several types
-
-
 def _text(value: object, longest: int = NAME) -> str:
     """Return a text from elsewhere on one line, without Markdown's signs."""
     return one_line(str(value), longest).translate(
         {ord(sign): f"\\{sign}" for sign in "\\`*_[]<>|#"}
     )
-
-
-def _section(head: str, text: str) -> list[str]:
-    return [f"## {head}", text] if text else []
 
 
 def _results(result: Row, folder: Path) -> str:
@@ -134,42 +128,41 @@ def _results(result: Row, folder: Path) -> str:
     return "\n\n".join(each for each in (table, "\n".join(lines)) if each)
 
 
-def _classes(result: Row) -> str:
-    """Return a table of the classes: how many were there, found, and named wrongly."""
-    table, names = result.get("confusion"), result.get("class_names") or []
-    if not table or len(table) > SHOWN:
-        return ", ".join(map(_text, names[:SHOWN]))
-    rows = []
-    for at, row in enumerate(table):
-        there, said = sum(row), sum(each[at] for each in table)
-        shares = (f"{100 * row[at] / each:.1f} %" if each else "-" for each in (there, said))
-        rows.append([_text(names[at] if at < len(names) else at), f"{there:,}", *shares])
-    return markdown_table(["class", "test samples", "found", "right when named"], rows, 3)
+def _classes(result: Row) -> list[list[str]]:
+    """Return a row for each class: how many were there, found, and named rightly."""
+    table, rows = result.get("confusion") or [], []
+    for at, name in enumerate(result.get("class_names") or []):
+        texts = ["-"] * 3
+        if table:
+            there, said = sum(table[at]), sum(each[at] for each in table)
+            shares = (f"{100 * table[at][at] / n:.1f} %" if n else "-" for n in (there, said))
+            texts = [f"{there:,}", *shares]
+        rows.append([_text(name), *texts])
+    return rows
 
 
-def _columns(info: Mapping[str, Any]) -> str:
-    """Return a table of a table's columns."""
-    if not info.get("columns"):
-        return ""
-    said = json.loads(info["columns"])
-    rows = [
+def _columns(folder: Path) -> list[list[str]]:
+    """Return a row for each column of a table; none for other data."""
+    from edgewire.task.model_info import read_model  # imported here: it needs PyTorch
+
+    said: dict[str, Any] = {}
+    with suppress(TaskError):
+        said = json.loads(read_model(folder)[0].columns or "{}")
+    return [
         [_text(each["name"]), role, _text(each.get("kind", "number")),
          f"{100 * each.get('missing', 0):.1f} %",
          ", ".join(_text(value, 20) for value in each.get("values", ())[:8])]
-        for role in ("features", "target") for each in said.get(role, ())[:SHOWN]
+        for role in ("target", "features") for each in said.get(role, ())
     ]  # fmt: skip
-    return markdown_table(["column", "role", "kind", "missing", "values"], rows)
 
 
-def _nodes(result: Row, folder: Path) -> str:
-    """Return a table of the nodes."""
+def _nodes(result: Row, folder: Path) -> list[list[str]]:
     main, rows = main_of(result), []
-    for node in nodes_of(run_of(folder, result))[:SHOWN]:
+    for node in nodes_of(run_of(folder, result)):
         counts = [node.count(key) for key in ("samples", "uplink_bytes", "downlink_bytes")]
         texts = ["-" if each is None else f"{each:,.0f}" for each in counts]
         rows.append([_text(node.label), *texts, main.text(node.count(main.name))])
-    heads = ["node", "samples", "bytes up", "bytes down", f"{main.name} on its own samples"]
-    return markdown_table(heads, rows, 4) if rows else ""
+    return rows
 
 
 def _made(result: Row, folder: Path) -> str:

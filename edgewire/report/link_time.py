@@ -86,40 +86,6 @@ def transfer_seconds(size: float, mbps: float | None) -> float:
     return size * 8 / (mbps * 1e6) if mbps else 0.0
 
 
-def _progress(row: Row, replies: int, per_cycle: int) -> Progress:
-    """Return what an average node had done at a row of a history, without its own work.
-
-    `replies`: of a cycle. `per_cycle`: how many rounds of the history are one cycle of a node.
-    """
-    down, up = ((sent_bytes(row, way) or 0.0) / replies for way in ("downlink", "uplink"))
-    if per_cycle > 1:  # asynchronous: the server has sent messages that are not answered yet
-        down *= row["round"] / (row["round"] + per_cycle - 1)
-    return Progress(row["round"] / per_cycle, down, up)
-
-
-def _works(
-    rows: Sequence[Progress],
-    virtual_seconds: Sequence[float | None],
-    own: Network,
-    nodes: int,
-    asynchronous: bool,
-) -> list[float]:
-    """Return the seconds of a node's own work up to each row: the virtual time without messages.
-
-    `own`: the links of the run. 0 for a row without a virtual time. If a shared link makes the
-    nodes of an asynchronous run wait, the seconds hold this waiting too.
-    """
-    links = link_seconds(rows, own, 1 if asynchronous else nodes, asynchronous)
-    late = 0.0
-    if asynchronous and (cycles := rows[-1].cycles):
-        one = [Progress(1, rows[-1].down / cycles, rows[-1].up / cycles)]
-        late = link_seconds(one, own, nodes)[0] - link_seconds(one, own, 1)[0]
-    return [
-        max(0.0, (seconds or 0.0) - link - late)
-        for seconds, link in zip(virtual_seconds, links, strict=True)
-    ]
-
-
 def _has_bytes(row: Row) -> bool:
     """Return whether a row has a round, and bytes in both directions."""
     needed = ("round", "uplink_bytes", "downlink_bytes")
@@ -169,7 +135,8 @@ def seconds_over(
     """Return the estimated seconds over a network's links until each row of a run's history.
 
     The devices work as long as in the run: its virtual time without messages; 0 without a virtual
-    clock. `settings`: the run's configuration, flat. None for rows without bytes, and for each row
+    clock. If a shared link made the nodes of an asynchronous run wait, this counts as work, too.
+    `settings`: the run's configuration, flat. None for rows without bytes, and for each row
     of a cut model, whose nodes exchange many small messages in a round.
     """
     known = [row for row in rows if _has_bytes(row)]
@@ -179,10 +146,23 @@ def seconds_over(
     messages = sum(number(known[-1].get(key)) or 0 for key in ("client_updates", "failures"))
     nodes = max(1, int(number(result.get("nodes")) or 1))
     replies = nodes if asynchronous else max(1, round(messages / max(known[-1]["round"], 1)))
-    progress = [_progress(row, replies, nodes if asynchronous else 1) for row in known]
-    virtual = [number(row.get("virtual_seconds")) for row in known]
-    works = _works(progress, virtual, own_links(settings), replies, asynchronous)
-    worked = [row._replace(work=work) for row, work in zip(progress, works, strict=True)]
+    each = nodes if asynchronous else 1  # rounds of the history that are one cycle of a node
+    progress = []
+    for row in known:
+        down, up = ((sent_bytes(row, way) or 0.0) / replies for way in ("downlink", "uplink"))
+        # in an asynchronous run some of the messages down are not answered yet
+        answered = row["round"] / (row["round"] + each - 1) if each > 1 else 1.0
+        progress.append(Progress(row["round"] / each, down * answered, up))
+    own, late = own_links(settings), 0.0
+    links = link_seconds(progress, own, 1 if asynchronous else replies, asynchronous)
+    if asynchronous and (cycles := progress[-1].cycles):  # the first messages wait for each other
+        one = [Progress(1, progress[-1].down / cycles, progress[-1].up / cycles)]
+        late = link_seconds(one, own, nodes)[0] - link_seconds(one, own, 1)[0]
+    virtual = [number(row.get("virtual_seconds")) or 0.0 for row in known]
+    worked = [
+        row._replace(work=max(0.0, whole - link - late))
+        for row, whole, link in zip(progress, virtual, links, strict=True)
+    ]
     seconds = iter(link_seconds(worked, network, replies, asynchronous))
     estimated = (next(seconds) if _has_bytes(row) else math.inf for row in rows)
     return [each if math.isfinite(each) else None for each in estimated]

@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from edgewire.report.format import NOTHING, human_bytes, human_seconds
+from edgewire.report.format import human_bytes, human_seconds
 from edgewire.report.metric import ACCURACY, LOSS, MainMetric
 from edgewire.report.node_table import NODES
 from edgewire.report.notebook_card import card, curve_svg
@@ -49,12 +49,13 @@ NEEDED = ("round", "rounds", "uplink_bytes", "downlink_bytes")  # numbers of a r
 
 
 class RunProgress:
-    """What a run's files say so far. `metrics`: the values of the model to follow, by importance.
+    """What a run's files say so far.
 
-    `row`: the newest row of the history; {} before the first. `values`: the last value of each
-    metric by its name; only some rounds end with an evaluation. `points`: rounds and values of the
-    first metric, of a long run a part. `left`: the estimated seconds until
-    the end of a run that goes on; None if they are unknown. `state`: one of the constants above.
+    `metrics`: the values of the model to follow, by importance; default: accuracy and loss. `row`:
+    the newest row of the history; {} before the first. `values`: the last value of each metric by
+    its name; only some rounds end with an evaluation. `points`: rounds and values of the first
+    metric, of a long run a part. `left`: the estimated seconds until the end of a run that goes on;
+    None if they are unknown. `state`: one of the constants above.
     """
 
     def __init__(self, folder: Path, *metrics: MainMetric) -> None:
@@ -64,7 +65,7 @@ class RunProgress:
         self.left: float | None = None
         self.state = STARTING
         self._file = GrowingFile(folder / HISTORY)
-        self.metrics = metrics
+        self.metrics = metrics or (ACCURACY, LOSS)
         self.points: list[tuple[float, float]] = []
         self._first: Row = {}
 
@@ -78,9 +79,9 @@ class RunProgress:
                 # an earlier run's history has other metrics
                 names = (metric.name for metric in self.metrics)
                 self.values |= {name: row[name] for name in names if _has(row, name)}
-                main = [metric.name for metric in self.metrics[:1]]
-                if _has(row, "round", *main):
-                    self.points += [(row["round"], row[name]) for name in main]
+                first = self.metrics[0].name
+                if _has(row, "round", first):
+                    self.points.append((row["round"], row[first]))
             if len(self.points) > MOST_POINTS:
                 self.points = [*self.points[:-1:2], self.points[-1]]
         self.state = self._state()
@@ -114,19 +115,12 @@ class RunProgress:
         metric = next(known, self.metrics[0])
         return f"{metric.name} {metric.text(self.values.get(metric.name))}"
 
-    def sent(self) -> list[str]:
-        """Return the bytes sent up and down as text."""
-        return [
-            human_bytes(self.row[f"{way}link_bytes"]) if self.row else NOTHING
-            for way in ("up", "down")
-        ]
-
     @property
     def told(self) -> list[str]:
         """The newest row in words; [] before the first."""
         if not self.row:
             return []
-        up, down = self.sent()
+        up, down = (human_bytes(self.row[f"{way}link_bytes"]) for way in ("up", "down"))
         done = f"round {self.row['round']} of {self.row['rounds']}"
         return [done, self.measured, f"up {up}, down {down}"]
 
@@ -273,7 +267,7 @@ class Jobs:
             if (HYDRA.name in names or HISTORY in names)
             and (readable(getmtime, folder / OVERRIDES) or 0.0) >= self._since
         )  # fmt: skip
-        self.runs = {f: self.runs.get(f) or RunProgress(f, ACCURACY, LOSS) for f in found}
+        self.runs = {f: self.runs.get(f) or RunProgress(f) for f in found}
         for run in self.runs.values():
             run.update()
         if len(found) > 1:

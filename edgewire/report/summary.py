@@ -32,7 +32,6 @@ from edgewire.report.runs import (
 )
 
 WIDTH = 110  # characters of a line
-LONG_HISTORY = 20_000_000  # bytes; a longer history takes seconds to read
 NAME = 40  # characters of a name from elsewhere
 FLAT = 4  # evaluations that show that a metric is flat
 BESIDE = 0.05  # a direction is compressed if its ratio differs from 1 by more
@@ -71,9 +70,8 @@ def trained(result: Mapping[str, Any], folder: Path) -> str:
     nodes, words = number(result.get("nodes")), WORDS.get(method, method)
     count = NOTHING if nodes is None else f"{nodes:,.0f}"
     shorter = f"{model} · {count} nodes · {words}"
-    whole = f"{shorter} ({method})" if words != method else shorter
-    lines = (f"{about} · {whole}", f"{about} · {shorter}", f"{name} · {shorter}")
-    return one_line(next((line for line in lines if len(line) <= WIDTH), lines[-1]), WIDTH)
+    line = f"{about} · {shorter}" + f" ({method})" * (words != method)
+    return line if len(line) <= WIDTH else one_line(f"{name} · {shorter}", WIDTH)
 
 
 def name_of(result: Mapping[str, Any], folder: Path) -> str:
@@ -209,11 +207,10 @@ def _measured(result: Row, folder: Path, main: MainMetric) -> str:
 
 
 def evaluations(result: Row, folder: Path) -> list[Row]:
-    """Return the rows of a run's history with an evaluation; none if it is long or damaged."""
+    """Return the rows of a run's history with an evaluation; none if it is damaged."""
     name = main_of(result).name
     try:
-        small = (folder / HISTORY).stat().st_size < LONG_HISTORY
-        rows = read_history(folder / HISTORY, name) if small else []
+        rows = read_history(folder / HISTORY, name)
     except (OSError, ResultsError):
         return []
     return [row for row in rows if row.get(name) is not None]

@@ -54,21 +54,21 @@ class Comparison(NamedTuple):
 
     @property
     def number(self) -> str:
-        """The difference with its sign and its interval, without its unit."""
+        """The difference with its sign and its interval, without its unit; "" without one."""
         if (found := self.difference) is None:
-            return "unknown"
+            return ""
         places = self.group.metric.places(found.mean)
         return "+" * (round(found.mean, places) > 0) + found.text(places)
 
     @property
     def sentence(self) -> str:
         """What the runs say about the group."""
-        metric, fewer = self.group.metric, times(self.group.whole_ratio or 0.0)
-        seeds = f"; seeds: {self.difference.count}" if self.difference else ""
+        metric, fewer, told = self.group.metric, times(self.group.whole_ratio or 0.0), ""
+        if self.difference:
+            told = f" ({self.number}{' points' * metric.share}; seeds: {self.difference.count})"
         return (
             f"{self.group.label}, with {fewer} times fewer bytes than Flower: {metric.name} "
-            f"{WORDS[self.verdict]} {self.reference.label} "
-            f"({self.number}{' points' * metric.share}{seeds})."
+            f"{WORDS[self.verdict]} {self.reference.label}{told}."
         )
 
 

@@ -6,7 +6,6 @@ import csv
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from edgewire.report.format import one_line
 from edgewire.report.html.canvas import mark_of
@@ -26,8 +25,6 @@ from edgewire.report.table import Table, safe_cell
 
 PAGE, HISTORIES, SUMMARY = "report.html", "histories.csv", "summary.csv"
 COLUMNS = 1000  # of a CSV file
-TEMPLATE = "report.html.j2"
-FILES = Path(__file__).parent
 
 
 def write_histories(report: ReportRuns, path: Path) -> None:
@@ -59,6 +56,8 @@ def write_report(
 
     Raises `ResultsError` if there is no run, `OSError` if a file cannot be written.
     """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     report = load(folders)
     out.mkdir(parents=True, exist_ok=True)
     links = named_links()
@@ -74,7 +73,14 @@ def write_report(
             "nodes": nodes_table(nodes, report.metric),
             "settings": settings_table(report.coloured),
         }
-    page = _render(
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=True,
+    )
+    page = environment.get_template("report.html.j2").render(
         title=one_line(title or default_title(folders)),
         folders=[one_line(str(folder)) for folder in folders],
         written=time.strftime("%Y-%m-%d %H:%M"),
@@ -84,6 +90,7 @@ def write_report(
         tables={section: table for section, table in tables.items() if table is not None},
         legend=[mark_of(group) for group in report.coloured],
         coloured=COLOURED,
+        runs_of_nodes=RUNS,
     )
     (out / PAGE).write_text(page, encoding="utf-8")
     return report, found
@@ -93,16 +100,3 @@ def default_title(folders: Sequence[Path]) -> str:
     """Return the title of a report: the last two parts of the folders' paths."""
     names = ["/".join(folder.resolve().parts[-2:]).lstrip("/") for folder in folders]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _render(**values: Any) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(FILES),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=True,
-    )
-    return environment.get_template(TEMPLATE).render(runs_of_nodes=RUNS, **values)

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgewire.conf.network import Network
 from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
-from edgewire.report.html.findings import NO_SEED, NOISE, ONE_SEED, compare
+from edgewire.report.html.findings import NO_SEED, compare
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns, RunRecord
 from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.metric import MainMetric
@@ -80,8 +80,7 @@ def _metric(metric: MainMetric) -> Column:
         missing = f" ({found.count} of {len(group.runs)} runs)" * (found.count < len(group.runs))
         return Cell(found.text(metric.places(found.mean)) + missing, found.mean, "main")
 
-    better = "higher" if metric.higher else "lower"
-    said = f"mean ± 95 % interval; {better} is better"
+    said = f"mean ± 95 % interval; {'higher' if metric.higher else 'lower'} is better"
     return Column(metric.heads["metric_unit"], value, help=said)
 
 
@@ -100,8 +99,8 @@ def _difference(report: ReportRuns, group: ReportGroup) -> Cell:
         return Cell(NOTHING)
     if found.difference is None:
         return Cell(NO_SEED)
-    remark = {NOISE: ", noise", ONE_SEED: ", one seed"}.get(found.verdict, f", {found.verdict}")
-    return Cell(found.number + remark, found.difference.mean, found.verdict.replace(" ", "-"))
+    kind = found.verdict.replace(" ", "-")
+    return Cell(f"{found.number}, {found.verdict}", found.difference.mean, kind)
 
 
 def estimated(link: Network, group: ReportGroup) -> float | None:

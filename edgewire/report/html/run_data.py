@@ -154,8 +154,8 @@ class ReportRuns:
     @property
     def coloured(self) -> list[ReportGroup]:
         """The groups that pictures draw in colour, by their number."""
-        ranked = [(group.rank, group) for group in self.groups if group.rank is not None]
-        return [group for _, group in sorted(ranked, key=lambda pair: pair[0])]
+        found = (group for group in self.groups if group.rank is not None)
+        return sorted(found, key=lambda group: group.rank or 0)
 
 
 def load(folders: Iterable[Path]) -> ReportRuns:
