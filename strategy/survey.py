@@ -49,7 +49,7 @@ def survey(grid: OrderedGrid, config: Config, folder: Path) -> None:
         except TaskError as error:
             out[node] = str(error)
     wishes = wished(**table_options(config))[1]
-    needed = (*wishes.target, *([wishes.group] if wishes.group else []))
+    needed = [*wishes.target, *(wishes.inputs or ()), *([wishes.group] if wishes.group else [])]
     out = {node: why for node, why in out.items() if node not in found} | refused(found, needed)
     lines = [f"{called(node)}: {why}" for node, why in out.items()]
     if 2 * (len(nodes) - len(out)) <= len(nodes):
