@@ -191,4 +191,5 @@ def test_groups_are_numbered_by_name(tmp_path):
     columns = {**GOOD, "shop": [f"shop {row % 3}" for row in range(ROWS)]}
     data = table(file_of(tmp_path, columns), "churn", group="shop", test_share=0)
     assert data.train.groups.tolist() == [row % 3 for row in range(ROWS)]
+    assert data.group_names == ("shop 0", "shop 1", "shop 2")
     assert [each.name for each in data.columns.features] == ["age", "plan"]
