@@ -110,11 +110,8 @@ def _overrides(problems: list[tuple[str, Problem]], wishes: Wishes) -> list[str]
 
 def _word(text: str) -> str:
     """Return a text as an element of a list in an override, in quotes if Hydra needs them."""
-    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", text) and text.lower() not in (
-        "true",
-        "false",
-        "null",
-    ):
+    values = ("true", "false", "null", "inf", "nan")
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", text) and text.lower() not in values:
         return text
     return "'" + re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text) + "'"
 
