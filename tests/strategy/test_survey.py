@@ -61,7 +61,7 @@ def test_three_nodes_give_the_columns_of_the_table(file, tmp_path):
 
 @pytest.mark.parametrize(
     ("answer", "line"),
-    [(b"x", "its survey is not valid"), (7, "its reply holds no survey"),
+    [(b"x", "its survey is not valid"), (7, "its survey is not valid"),
      (ValueError("no\nlog"), "no log")],
 )  # fmt: skip
 def test_a_node_without_a_survey_is_left_out(answer, line, file, tmp_path, caplog):

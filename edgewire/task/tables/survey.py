@@ -7,6 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -111,7 +112,7 @@ class Survey:
         return zlib.compress(text.encode("utf-8", "surrogatepass"), 9)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Survey:
+    def from_bytes(cls, data: Any) -> Survey:
         """Return a survey of `to_bytes`. Raises `TaskError` for anything else."""
         try:
             reader = zlib.decompressobj()
