@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgewire.task.datasets.table import table as read_table
 from edgewire.task.errors import TaskError
 from edgewire.task.tables.columns import Column, Reading
 from edgewire.task.tables.files import read
@@ -147,3 +148,14 @@ def test_a_hostile_survey_is_refused(part):
 def test_hostile_bytes_are_refused(said):
     with pytest.raises(TaskError, match="its survey is not valid"):
         Survey.from_bytes(said)
+
+
+def test_a_device_says_how_many_values_are_unknown(tmp_path, caplog):
+    columns = learned(table(40)[["plan", "age", "churn"]]).to_json()
+    file = tmp_path / "kitchen.csv"
+    rows = table(40)[["plan", "age", "churn"]].assign(age=-1.0)
+    rows.loc[:4, "plan"] = "new"
+    rows.to_csv(file, index=False)
+    for _ in range(2):  # the source does not remember; a run reads once a process
+        read_table(str(file), "churn", columns=columns, on_device=True)
+    assert [each.message for each in caplog.records] == [f"{file}: 12 % of plan is unknown"] * 2
