@@ -58,6 +58,10 @@ def server_data_of(config: Config) -> Data:
     try:
         return data_of(config)
     except NoData:
+        if str(d.own.get("columns")).startswith("{"):
+            from edgewire.task.datasets.table import without_rows  # pyarrow is for tables alone
+
+            return without_rows(d.own["columns"])
         data = without_photos(d.classes or (), d.size) if photos else _without_data(d.classes)
         return by_themselves(data) if d.per_image else data
     except TaskError as error:
@@ -107,6 +111,18 @@ def _own_data(config: Config, folder: str | None) -> Data:
         )
     split = load_folder(folder, d.classes, size=d.size or DEFAULT_SIZE)
     return Data(split, split, PHOTOS, len(set(d.classes)))
+
+
+def table_options(config: Config, folder: str | None = None) -> dict[str, Any]:
+    """Return the arguments of `table` for a configuration without columns; `folder`: a device's.
+
+    Raises `ConfigError` for another data set.
+    """
+    d, table = config.dataset, "edgewire.task.datasets.table.table"
+    if d.own.get("_target_") != table:
+        raise ConfigError("dataset.columns=survey is for dataset=table")
+    own = {key: value for key, value in d.own.items() if key not in ("_target_", "columns")}
+    return {**own, **_arguments(d, folder)}
 
 
 def _without_root(name: str) -> str:
@@ -251,6 +267,20 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
+
+
+def subject_of(config: Config, data: Data, parameters: int) -> dict[str, Any]:
+    """Return what a run trains, by keys of `result.json`; `parameters`: those that are trained."""
+    sizes = {split: size for split in ("train", "test") if (size := len(getattr(data, split)))}
+    return {
+        "parameters": parameters,
+        "algorithm": config.algorithm,
+        "strategy": str(config.strategy["_target_"]).rpartition(".")[2],
+        "nodes": config.nodes,
+        "dataset": config.dataset.name,
+        "model": config.model.name,
+        "data": {**sizes, "kind": data.kind, "classes": data.classes},
+    }
 
 
 def local_of(config: Config) -> LocalAlgorithm:

@@ -20,7 +20,7 @@ _HOMES = {  # public name -> its module
     "Description": "compression.decoder",
     "Layout": "compression.layout",
     "PayloadError": "compression.base",
-    "RunFailed": "command.python_api",
+    "RunFailed": "command.exit",
     "Update": "compression.decoder",
     "decode": "compression.decoder",
     "decode_update": "compression.decoder",
@@ -40,7 +40,7 @@ if (_beside / "compression" / "codec.py").is_file():  # not so in a wheel
 sys.meta_path.append(OldNames())
 
 if TYPE_CHECKING:  # imported on first use: torch and Flower take seconds
-    from edgewire.command.python_api import RunFailed as RunFailed
+    from edgewire.command.exit import RunFailed as RunFailed
     from edgewire.command.python_api import sweep as sweep
     from edgewire.command.python_api import train as train
     from edgewire.command.use import load_model as load_model

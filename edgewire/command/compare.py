@@ -27,8 +27,10 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
-from edgewire.command.python_api import RunFailed, run_sweep
+from edgewire.command.exit import RunFailed
+from edgewire.command.python_api import run_sweep
 from edgewire.command.run_lock import new_folder
+from edgewire.command.run_result import RunResult
 from edgewire.command.saved_config import options_first, quoted
 from edgewire.conf.load import HERE, compose_config
 from edgewire.conf.network import network_named
@@ -39,7 +41,6 @@ from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.link_time import seconds_over
 from edgewire.report.metric import ACCURACY, MainMetric, main_of
 from edgewire.report.reader import ResultsError, readable
-from edgewire.report.run_result import RunResult
 from edgewire.report.runs import failed_line, read_result, read_settings
 from edgewire.report.summary import laid_out, next_lines, trained
 from edgewire.task.errors import TaskError

@@ -65,6 +65,23 @@ class Diverged(Exception):
     """The run has diverged, so its model is useless. The message says what to try."""
 
 
+class RunFailed(Exception):
+    """A call from Python has failed. The message is one line that says what to do."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback: one line."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+@contextmanager
+def mistakes_fail() -> Iterator[None]:
+    """In this context, an error about the user's input is a `RunFailed`."""
+    try:
+        yield
+    except MISTAKES as error:
+        raise RunFailed(str(error)) from None
+
+
 class Failed(SystemExit):
     """A run failed, and its error was printed, unless Python code has called.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import re
 import sys
 import threading
@@ -19,12 +20,13 @@ from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 
-from edgewire.command.exit import Caller, Failed, Stopped, called_from
+from edgewire.command.exit import Caller, Failed, RunFailed, Stopped, called_from, mistakes_fail
 from edgewire.command.hydra_main import run_hydra
 from edgewire.command.job import RUN
+from edgewire.command.python_data import data_in
+from edgewire.command.run_result import RunResult, SweepResult
 from edgewire.command.saved_config import CONTINUE, RESUME, START, quoted
 from edgewire.command.sweep import SweepEnd
-from edgewire.report.run_result import RunResult, SweepResult
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # texts that Hydra reads without quotes
 _WORDS = ("null", "true", "false", "nan", "inf")  # Hydra reads these as other values than texts
@@ -32,16 +34,13 @@ ONE_RUN = threading.Lock()  # Hydra and Flower have one state in a process
 _OPTIONS = ("-m", "--multirun")
 
 
-class RunFailed(Exception):
-    """A run has not begun, or has failed. The message is one line that says what to do."""
-
-    def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows in place of a traceback: one line."""
-        return [f"{type(self).__name__}: {self}"]
-
-
 def train(
-    *overrides: str, progress: bool = True, config_dir: Path | str | None = None, **values: Any
+    *overrides: str,
+    data: Any = None,
+    target: str | Sequence[str] | None = None,
+    progress: bool = True,
+    config_dir: Path | str | None = None,
+    **values: Any,
 ) -> RunResult:
     """Make one run and return its result.
 
@@ -49,8 +48,10 @@ def train(
     "compression.density=0.01". `values`: overrides as keywords, such as `rounds=20`; a class or
     function, as in `model=Net`, takes the place of the group's choice (`model._target_`).
     `resume=FOLDER` resumes a stopped run, and `start=FOLDER` trains the model of a run on in a new
-    folder. `progress`: whether to show the run's progress. `config_dir`: a folder with further
-    choices of groups, such as `experiment/my_task.yaml`.
+    folder. `data`: a DataFrame, whose column `target` is predicted; or inputs and targets (x, y) as
+    arrays or tensors with a row a sample; or several such arrays by name. They are written into the
+    run's folder. `progress`: whether to show the run's progress. `config_dir`: a folder with
+    further choices of groups, such as `experiment/my_task.yaml`.
 
     A run that has diverged gives a warning, and its result has `diverged`. Raises `RunFailed` for a
     mistake in the overrides and for a run that fails. Raises `KeyboardInterrupt` if the run is
@@ -58,29 +59,36 @@ def train(
     """
     words = [*overrides, *(override_of(key, value) for key, value in values.items())]
     expect_overrides(words)
-    with _called(progress) as line:
+    own = data_in("hydra.run.dir", words, data, target)
+    with mistakes_fail(), own as words, _called(progress) as line:
         run_hydra([*_folder(config_dir), *words])
     if line:
         warnings.warn(line[0], stacklevel=2)
     assert RUN.folder is not None
-    return RunResult(RUN.folder)
+    return RunResult(RUN.folder, {each.__module__ for each in values.values() if callable(each)})
 
 
 def sweep(
-    *overrides: str, progress: bool = True, config_dir: Path | str | None = None, **values: Any
+    *overrides: str,
+    data: Any = None,
+    target: str | Sequence[str] | None = None,
+    progress: bool = True,
+    config_dir: Path | str | None = None,
+    **values: Any,
 ) -> SweepResult:
     """Make a run for each combination of values, and return their results.
 
     `overrides`: the words of the command line, such as "algorithm=fedavg,edgewire". `values`:
     overrides as keywords. A list, a tuple or a range holds the values of several runs:
     `seed=range(3)`. A run that fails is in the result's `failed`, and the other runs continue.
-    `progress`, `config_dir`: as in `train`.
+    `data`, `target`, `progress`, `config_dir`: as in `train`.
 
     Raises `RunFailed` for a mistake in the overrides, and `KeyboardInterrupt` if it is stopped.
     """
     words = [*overrides, *(_choices(key, value) for key, value in values.items())]
     expect_overrides(words)
-    return run_sweep([*_folder(config_dir), *words], progress)
+    with mistakes_fail(), data_in("hydra.sweep.dir", words, data, target) as words:
+        return run_sweep([*_folder(config_dir), *words], progress)
 
 
 def run_sweep(
@@ -119,8 +127,8 @@ def expect_overrides(words: Iterable[object]) -> None:
 def _called(progress: bool, ended: Callable[[Path], object] | None = None) -> Iterator[list[str]]:
     """Let the command run in this context without an exit; the list gets a diverged run's line.
 
-    Afterwards loggers, environment variables and Python's path are as before. A run changes them
-    for itself and for the processes that it starts.
+    Afterwards loggers, environment variables, Python's path and its random numbers are as before. A
+    run changes them for itself and for the processes that it starts.
     """
     line: list[str] = []
     if not ONE_RUN.acquire(blocking=False):
@@ -129,7 +137,7 @@ def _called(progress: bool, ended: Callable[[Path], object] | None = None) -> It
     others = logging.root.manager.loggerDict.values()
     loggers += [each for each in others if isinstance(each, logging.Logger)]
     saved = [(each, [*each.handlers], each.propagate, each.level) for each in loggers]
-    variables, path = dict(os.environ), [*sys.path]
+    variables, path, drawn = dict(os.environ), [*sys.path], random.getstate()
     argv, hydra = sys.argv, GlobalHydra.instance()
     users, hydra.hydra = hydra.hydra, None  # the user's own use of Hydra goes on afterwards
     RUN.folder = None
@@ -147,6 +155,7 @@ def _called(progress: bool, ended: Callable[[Path], object] | None = None) -> It
         raise stop from None
     finally:
         sys.argv, hydra.hydra = argv, users
+        random.setstate(drawn)
         sys.path[:] = path
         os.environ.update(variables)
         for name in os.environ.keys() - variables.keys():

@@ -23,13 +23,13 @@ from rich.console import Console
 from edgewire.command import compare as shared
 from edgewire.command.compare import Asked, Method, Runs
 from edgewire.command.from_data import from_data
+from edgewire.command.run_result import RunResult
 from edgewire.conf.load import typed
 from edgewire.conf.own_packages import look_in
 from edgewire.conf.schema import ConfigError
 from edgewire.report.format import NOTHING, decimals, human_bytes, human_seconds
 from edgewire.report.metric import MainMetric, main_of
 from edgewire.report.reader import ResultsError
-from edgewire.report.run_result import RunResult
 from edgewire.report.runs import first_at
 from edgewire.strategy.run.whole_files import replace_file
 

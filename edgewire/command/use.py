@@ -62,18 +62,30 @@ def export(words: Sequence[str]) -> None:
 
     `words`: those after `export`. Raises `UsageError`, `TaskError` or `ConfigError` in one line.
     """
-    from edgewire.task.export import ENDS, MOST, SAMPLES
-    from edgewire.task.export import export as write
+    from edgewire.task.export import MOST, SAMPLES
 
     given = _parsed("export", words, ["run", "format", "file?"], out=None)
     model = load_model(given.run, given.packages)
-    samples = model.read(given.file)[0] if given.file else model.samples(SAMPLES)
-    run = Path(file_of(given.run))
-    out = Path(given.out) if given.out else run.with_suffix(ENDS.get(given.format, ""))
-    apart = write(model, given.format, out, samples)
+    out, apart = exported(model, given.run, given.format, given.file, given.out)
     print("\n".join(_trained(given.run)))
     print(f"checked    {SAMPLES} samples: at most {apart:.1g} from PyTorch ({MOST:g} is allowed)")
     print(f"files      {out}: {human_bytes(out.stat().st_size)}; raw samples in, answers out")
+
+
+def exported(
+    model: Predictor, run: Path | str, kind: str, file: str | None, out: Path | str | None
+) -> tuple[Path, float]:
+    """Write a run's model in the format `kind`; return its file, and how far it is from PyTorch.
+
+    `file`: samples for the check; None: some as in training. `out`: the file; None: one in the
+    run's folder. Raises `TaskError`.
+    """
+    from edgewire.task.export import ENDS, SAMPLES
+    from edgewire.task.export import export as write
+
+    samples = model.read(file)[0] if file else model.samples(SAMPLES)
+    place = Path(out) if out else Path(file_of(str(run))).with_suffix(ENDS.get(kind, ""))
+    return place, write(model, kind, place, samples)
 
 
 def _parsed(word: str, words: Sequence[str], names: Sequence[str], out: str | None) -> Namespace:

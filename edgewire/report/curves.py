@@ -10,19 +10,30 @@ import argparse
 import io
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgewire.report.estimate import student
-from edgewire.report.format import NOTHING, one_line, whole
+from edgewire.report.format import human_bytes, one_line, whole
 from edgewire.report.metric import ACCURACY, MainMetric
 from edgewire.report.reader import ResultsError, mistakes_are_lines
-from edgewire.report.runs import Group, Row, group_runs, main_metric, read_runs, varying
+from edgewire.report.runs import (
+    Group,
+    Run,
+    group_runs,
+    main_metric,
+    read_runs,
+    sent_bytes,
+    varying,
+    whole_bytes,
+)
+from edgewire.report.style import LIGHT, PLAIN, STYLE, Ticks, look, name_ends, set_scale
+from edgewire.report.summary import BESIDE, trained
 
 if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.axes import Axes
@@ -34,8 +45,8 @@ Each = TypeVar("Each")
 # column of history.jsonl -> label of the axis, and the column's value that is one unit on it
 X = {
     "round": ("round", 1.0),
-    "uplink_bytes": ("payloads sent by the nodes (MB)", 1e6),
-    "downlink_bytes": ("payloads sent to the nodes (MB)", 1e6),
+    "uplink_bytes": ("all bytes up", 1e6),
+    "downlink_bytes": ("all bytes down", 1e6),
     "seconds": ("time (s)", 1.0),
     "virtual_seconds": ("time on the virtual network (s)", 1.0),
 }
@@ -44,9 +55,10 @@ Y = {
     "accuracy": ("test accuracy (%)", 0.01),
     "loss": ("test loss", 1.0),
 }
-STYLES = ("-", "--", ":", "-.")
 PRESET = "the preset's"  # the label for a key that a run was not given
 LINE = 150  # characters that fit in a line below the axes
+NAMED = 12  # curves with their names at their ends; more have a legend
+NAME = 40  # characters of a name
 
 
 @dataclass(frozen=True)
@@ -66,26 +78,20 @@ class Curve:
         return drawn
 
 
-def look(number: int) -> dict[str, Any]:
-    """Return the colour and the style of a figure's line: ten colours, then the next style."""
-    return {"color": f"C{number % 10}", "linestyle": STYLES[number // 10 % len(STYLES)]}
-
-
 def mean_curve(
     seeds: Iterable[Iterable[Sequence[Any]]],
-    band: Literal["range", "extremes", "interval"],
     smooth: int = 1,
     log_x: bool = False,
     units: tuple[float, float] = (1.0, 1.0),
+    interval: bool = True,
 ) -> Curve | None:
     """Return the mean curve of runs; None if no round has x and y in all of them.
 
     `seeds`: of each run the round, x and y of its rows. The curve has a point for each round in
     which every run has both, at the mean of the runs' x. `smooth`: the number of points in a moving
-    average of each run's y. `band`: the lowest and highest average ("range"), all values that the
-    averages include ("extremes", also for a single run), or the 95 % interval of the mean
-    ("interval"; for two runs the range). `log_x`: leave out points at 0 or below. `units`: the
-    values of x and y that are one unit in the curve.
+    average of each run's y. `interval`: whether the band is the 95 % interval of the mean; for two
+    runs, and without it, the band is their range. `log_x`: leave out points at 0 or below. `units`:
+    the values of x and y that are one unit in the curve.
     """
     runs = [{r: (x, y) for r, x, y in rows if None not in (r, x, y)} for rows in seeds]
     rounds = sorted(set(runs[0]).intersection(*runs)) if runs else []
@@ -95,33 +101,11 @@ def mean_curve(
     across, raw = table[:, :, 0].mean(axis=0) / units[0], table[:, :, 1] / units[1]
     up = raw if smooth == 1 else np.array([moving_average(row, smooth) for row in raw])
     mean, low, high = up.mean(axis=0), up.min(axis=0), up.max(axis=0)
-    if band == "extremes":
-        seen = [raw[:, window(at, len(across), smooth)] for at in range(len(across))]
-        low, high = np.array([part.min() for part in seen]), np.array([part.max() for part in seen])
-    elif band == "interval" and len(up) > 2:
+    if interval and len(up) > 2:
         half = student(len(up) - 1) * up.std(axis=0, ddof=1) / math.sqrt(len(up))
         low, high = mean - half, mean + half
     shown = across > 0 if log_x else np.ones(len(across), dtype=bool)
     return Curve(*(part[shown] for part in (across, mean, low, high))) if shown.any() else None
-
-
-def curve(
-    histories: Iterable[Iterable[Row]],
-    x: str,
-    y: str,
-    smooth: int = 1,
-    extremes: bool = False,
-    log_x: bool = False,
-    metric: MainMetric = ACCURACY,
-) -> Curve | None:
-    """Return the `mean_curve` of runs in the axes' units; None without a point.
-
-    `histories`: the rows of each run; `x`, `y`: the keys of a row that the axes show. `metric`: the
-    runs' main metric.
-    """
-    seeds = ([[row.get(key) for key in ("round", x, y)] for row in rows] for rows in histories)
-    units = X[x][1], axis_of(y, metric)[1]
-    return mean_curve(seeds, "extremes" if extremes else "range", smooth, log_x, units)
 
 
 def axis_of(y: str, metric: MainMetric = ACCURACY) -> tuple[str, float]:
@@ -130,6 +114,11 @@ def axis_of(y: str, metric: MainMetric = ACCURACY) -> tuple[str, float]:
     `metric`: the main metric, which may be a share.
     """
     return Y.get(y, (metric.axis, 1 / metric.scale) if y == metric.name else (y, 1.0))
+
+
+def units_of(x: str, y: str, metric: MainMetric) -> tuple[float, float]:
+    """Return the values of two columns that are one unit on their axes."""
+    return X[x][1], axis_of(y, metric)[1]
 
 
 def moving_average(values: Values, count: int) -> Values:
@@ -160,34 +149,80 @@ def draw(
 ) -> Figure:
     """Return a figure with a curve for each group of runs that differ only in the seed.
 
-    The arguments are those of `curve`. Raises `ResultsError` if no group has a curve.
+    `x`, `y`: the keys of a row that the axes show; bytes are all bytes of the messages. `smooth`,
+    `log_x`: as in `mean_curve`. `title`: "": what the runs train. Bands are 95 % intervals of the
+    means; of two runs the range. A dashed line is at the last value of the group without
+    compression, if there is one. Raises `ResultsError` if no group has a curve.
     """
-    figure = shown_figure(figsize=(12, 7.5), layout="constrained")
-    axes = figure.add_subplot()
-    heading, labels = legend(groups)
+    from matplotlib import rc_context
+
     metric = main_metric(run for group in groups for run in group.runs)
-    for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
-        histories = (run.history() for run in group.runs)
-        if (found := curve(histories, x, y, smooth, log_x=log_x, metric=metric)) is not None:
-            found.add_to(axes, **look(number), label=label)
-    if not axes.lines:
+    found = [
+        mean_curve(
+            [_points(run, x, y) for run in group.runs], smooth, log_x, units_of(x, y, metric)
+        )
+        for group in groups
+    ]
+    if not any(found):
         raise ResultsError(f"no history holds {y} and {x}")
-    note = f", mean of {smooth} rows" if smooth > 1 else ""
-    scale = "log" if log_x else "linear"
-    axes.set(xlabel=X[x][0], xscale=scale, ylabel=axis_of(y, metric)[0] + note, title=title)
-    axes.grid(alpha=0.3)
-    axes.margins(x=0.01)
-    if len(groups) > 1:
-        columns = max(1, LINE // (max(map(len, labels)) + 8))
-        figure.legend(loc="outside lower center", ncols=columns, title=heading, frameon=False)
+    with rc_context(STYLE):
+        figure = shown_figure(figsize=(12, 7.5), layout="constrained")
+        axes = figure.add_subplot()
+        ends = []
+        for number, (each, label) in enumerate(zip(found, legend(groups), strict=True)):
+            if each is not None:
+                name = one_line(label.removeprefix("algorithm="), NAME)
+                each.add_to(axes, **look(number), label=name)
+                ends.append((name, float(each.x[-1]), float(each.mean[-1])))
+        note = f", mean of {smooth} rows" if smooth > 1 else ""
+        label, unit = X[x]
+        axes.set(xlabel=label, ylabel=axis_of(y, metric)[0] + note)
+        axes.set_title(title or _title(groups), loc="left", fontsize=12)
+        axes.margins(x=0.01)
+        ticks: Ticks = (lambda value: human_bytes(value * unit)) if "bytes" in x else PLAIN
+        set_scale(axes, "x", ticks, log_x)
+        plain = [each for each, group in zip(found, groups, strict=True) if _is_plain(group)]
+        if y == metric.name and len(groups) > 1 and len(plain) == 1 and plain[0] is not None:
+            axes.axhline(plain[0].mean[-1], color=LIGHT["muted"], linewidth=1, dashes=(3, 3))
+        if len(ends) > NAMED:
+            columns = max(1, LINE // (max(len(name) for name, *_ in ends) + 8))
+            figure.legend(loc="outside lower center", ncols=columns, frameon=False)
+        elif len(groups) > 1:
+            figure.draw_without_rendering()  # the layout gives the axes their height
+            name_ends(axes, ends)
     return figure
+
+
+def _points(run: Run, x: str, y: str) -> Iterator[list[Any]]:
+    """Yield the round, x and y of each row of a run; bytes are those of whole messages."""
+    way = x.removesuffix("_bytes")
+    for row in run.history():
+        yield [row.get("round"), row.get(x) if way == x else sent_bytes(row, way), row.get(y)]
+
+
+def _title(groups: Sequence[Group]) -> str:
+    """Return what is trained, as far as all groups have it in common; "" for stored runs."""
+    runs = [run for group in groups for run in group.runs[:1] if run.result.get("dataset")]
+    texts = [trained(run.result, run.folder).split(" · ") for run in runs if run.folder]
+    return " · ".join(part for part in next(iter(texts), []) if all(part in text for text in texts))
+
+
+def _is_plain(group: Group) -> bool:
+    """Return whether the runs of a group were not compressed in either direction."""
+    sizes = [whole_bytes(group.runs[0].result, way) for way in ("uplink", "downlink")]
+    return all(abs(plain - sent) <= BESIDE * sent for sent, plain in sizes)
 
 
 def shown_figure(**options: Any) -> Figure:
     """Return a figure that a notebook shows as a picture; `options`: those of `Figure`."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure  # not pyplot: it would look for a display
 
     class ShownFigure(Figure):
+        def savefig(self, *arguments: Any, **options: Any) -> None:
+            with rc_context(STYLE):  # ticks are made when they are drawn
+                super().savefig(*arguments, **options)
+
         def _repr_png_(self) -> bytes:
             content = io.BytesIO()
             self.savefig(content, format="png", dpi=72)
@@ -196,16 +231,15 @@ def shown_figure(**options: Any) -> Figure:
     return ShownFigure(**options)
 
 
-def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:
-    """Return the legend's heading, and a label for each group: the overrides that differ."""
+def legend(groups: Sequence[Group]) -> list[str]:
+    """Return a label for each group: its overrides that differ between the groups."""
     keys = varying(groups)
-    if len(keys) == 1:
-        return keys[0], [one_line(group.overrides.get(keys[0], PRESET)) for group in groups]
-    labels = [
-        ", ".join(f"{key}={group.overrides[key]}" for key in keys if key in group.overrides)
-        for group in groups
-    ]
-    return "", [one_line(label) or NOTHING for label in labels]
+    labels = []
+    for group in groups:
+        own = {key: group.overrides.get(key, PRESET) for key in keys}
+        shown = [f"{key}={own[key]}" for key in keys if key in group.overrides or len(keys) == 1]
+        labels.append(one_line(", ".join(shown)) or "the presets")
+    return labels
 
 
 @mistakes_are_lines

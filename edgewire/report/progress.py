@@ -22,6 +22,7 @@ from rich.text import Text
 
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.metric import ACCURACY, LOSS, MainMetric
+from edgewire.report.notebook_card import card, curve_svg
 from edgewire.report.reader import GrowingFile, readable, row_in
 from edgewire.report.runs import (
     FAILED,
@@ -34,6 +35,7 @@ from edgewire.report.runs import (
     read_result,
 )
 
+MOST_POINTS = 800  # of a curve
 FIRST_LINE = 10.0  # seconds
 BETWEEN, LONGEST = 20.0, 600.0  # bounds in seconds of the pause between lines
 VIEW = "EDGEWIRE_SWEEP_VIEW"  # set for jobs whose progress the sweep's own process shows
@@ -49,7 +51,8 @@ class RunProgress:
     """What a run's files say so far. `metrics`: the values of the model to follow, by importance.
 
     `row`: the newest row of the history; {} before the first. `values`: the last value of each
-    metric by its name; only some rounds end with an evaluation. `left`: the estimated seconds until
+    metric by its name; only some rounds end with an evaluation. `points`: rounds and values of the
+    first metric, of a long run a part. `left`: the estimated seconds until
     the end of a run that goes on; None if they are unknown. `state`: one of the constants above.
     """
 
@@ -61,6 +64,7 @@ class RunProgress:
         self.state = STARTING
         self._file = GrowingFile(folder / HISTORY)
         self.metrics = metrics
+        self.points: list[tuple[float, float]] = []
         self._first: Row = {}
 
     def update(self) -> None:
@@ -73,6 +77,11 @@ class RunProgress:
                 # an earlier run's history has other metrics
                 names = (metric.name for metric in self.metrics)
                 self.values |= {name: row[name] for name in names if _has(row, name)}
+                main = [metric.name for metric in self.metrics[:1]]
+                if _has(row, "round", *main):
+                    self.points += [(row["round"], row[name]) for name in main]
+            if len(self.points) > MOST_POINTS:
+                self.points = [*self.points[:-1:2], self.points[-1]]
         self.state = self._state()
         self.left = self._left() if self.state == RUNNING else None
 
@@ -130,15 +139,17 @@ def run_progress(
     shared: bool = False,
     name: str = "",
     metric: MainMetric = ACCURACY,
+    title: str = "",
 ) -> Iterator[None]:
     """In this context, show the progress of the run that writes its files to `folder`.
 
     On a terminal it shows a bar. In a log (`nohup`, ssh, batch), and if other runs print at the
     same time (`shared`), it prints lines: the first after ten seconds, the next ones after longer
     and longer pauses. `name`: the prefix of a line. `metric`: the value of the model to show.
+    `title`: what is trained; a notebook shows it, and the curve so far.
     """
     if console.is_jupyter and not console.quiet:
-        with _beside(_in_notebook, RunProgress(folder, metric), rounds, name):
+        with _beside(_in_notebook, RunProgress(folder, metric), rounds, name, title):
             yield
         return
     with Progress(
@@ -175,21 +186,28 @@ def _beside(show: Callable[..., None], *arguments: object) -> Iterator[None]:
         thread.join()
 
 
-def _in_notebook(done: threading.Event, run: RunProgress, rounds: int, name: str) -> None:
-    """Show a bar and a line below a notebook's cell, twice a second."""
+def _in_notebook(
+    done: threading.Event, run: RunProgress, rounds: int, name: str, title: str
+) -> None:
+    """Show what is trained, the curve so far, a bar and a line below a cell, twice a second.
+
+    At the end only the bar and the line stay: the cell's value shows the rest.
+    """
     from IPython.display import HTML, display
 
-    def shown(passed: float) -> HTML:
+    def shown(passed: float, over: bool = False) -> HTML:
         text = html.escape(progress_line(run, passed, rounds, name))
         at, of = run.row.get("round", 0), run.row.get("rounds", rounds)
         bar = f"<progress value='{at:d}' max='{max(of, 1):d}'></progress> {text}"
+        if title and not over:
+            bar = card(title, curve_svg(run.points, run.metrics[0]), end=f"<div>{bar}</div>")
         return HTML(bar)  # type: ignore[no-untyped-call]
 
     place = display(shown(0.0), display_id=True)  # type: ignore[no-untyped-call]
     began, over = time.monotonic(), False
     while not over:
         over = done.wait(0.5)
-        place.update(shown(time.monotonic() - began))
+        place.update(shown(time.monotonic() - began, over))
 
 
 def _follow(done: threading.Event, run: RunProgress, progress: Progress) -> None:

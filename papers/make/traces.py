@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgewire.report.curves import Curve, X, axis_of, curve, look
+from edgewire.report.curves import Curve, axis_of, mean_curve, units_of
+from edgewire.report.style import look
 from papers.make.definitions import MAIN
 from papers.make.picture import Picture, add_legend, logarithmic, panels
 from papers.make.tables import FilledTable
@@ -14,7 +15,8 @@ from papers.make.tables import FilledTable
 if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.figure import Figure
 
-ACROSS = ("round", "uplink_bytes")  # the panels' x axes; the second is logarithmic
+# the panels' x axes and their labels; the second one is logarithmic
+ACROSS = {"round": "round", "uplink_bytes": "payloads sent by the nodes (MB)"}
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,10 @@ class Traces(Picture):
     def draw(self) -> Figure:
         """Return the figure. Raises `ModuleNotFoundError` without matplotlib."""
         figure, found = panels(len(ACROSS))
-        for number, (axes, key) in enumerate(zip(found, ACROSS, strict=True)):
+        for number, (axes, label) in enumerate(zip(found, ACROSS.values(), strict=True)):
             for row, trace in enumerate(self.rows):
                 trace.curves[number].add_to(axes, **look(row), label=trace.label)
-            axes.set(xlabel=X[key][0])
+            axes.set(xlabel=label)
             axes.grid(alpha=0.3)
         logarithmic(found[-1])
         found[0].set_ylabel(axis_of(self.rows[0].y, self.metric)[0])
@@ -60,7 +62,13 @@ def _traces(table: FilledTable) -> Iterator[Trace]:
     y, least, metric = table.definition.picture, table.definition.least, table.metric
     y = metric.name if y == MAIN else y
     for row in table.definition.rows:
-        histories = [run.history() for run in table.runs_of(row)]
-        found = (curve(histories, x, y, log_x=x == ACROSS[-1], metric=metric) for x in ACROSS)
+        found = []
+        for x in ACROSS:
+            seeds = (
+                [[each.get(key) for key in ("round", x, y)] for each in run.history()]
+                for run in table.runs_of(row)
+            )
+            units = units_of(x, y, metric)
+            found.append(mean_curve(seeds, 1, "bytes" in x, units, interval=False))
         if len(curves := tuple(each for each in found if each is not None)) == len(ACROSS):
             yield Trace(row.label.replace("`", ""), y, least, curves)

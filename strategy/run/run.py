@@ -21,6 +21,7 @@ from edgewire.conf.build import (
     objective_of,
     partition_of,
     server_data_of,
+    subject_of,
     vectors_of,
 )
 from edgewire.conf.saved_model import info_of
@@ -222,17 +223,7 @@ class Run:
                 "downlink_ratio": traffic.downlink_ratio,
                 "sparsity": traffic.sparsity,
                 **self.grid.comparison,
-                "parameters": self.model.num_parameters,
-                "algorithm": self.config.algorithm,
-                "strategy": str(self.config.strategy["_target_"]).rpartition(".")[2],
-                "nodes": self.config.nodes,
-                "dataset": self.config.dataset.name,
-                "model": self.config.model.name,
-                "data": {
-                    **{p: len(s) for p in ("train", "test") if len(s := getattr(self.data, p))},
-                    "kind": self.data.kind,
-                    "classes": self.data.classes,
-                },
+                **subject_of(self.config, self.data, self.model.num_parameters),
                 "objective": type(self.objective).__name__,
                 "metrics": {each.name: each._asdict() for each in self.objective.metrics},
                 **self._facts(),

@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 from edgewire import RunFailed, sweep, train
 from edgewire.command import python_api
 from edgewire.command.exit import caller
+from edgewire.command.run_result import RunResult
 from edgewire.conf.load import HERE
 from edgewire.report.reader import ResultsError
-from edgewire.report.run_result import RunResult
 from tests.local_runs import at_row, raising
 from tests.runs import result_of
 

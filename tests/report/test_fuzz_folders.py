@@ -15,12 +15,12 @@ from io import StringIO
 
 import pytest
 
+from edgewire.command.run_result import RunResult, SweepResult
 from edgewire.report import __main__ as page
 from edgewire.report import curves, table
 from edgewire.report.html import html_report
 from edgewire.report.html.watch import WatchedReport
 from edgewire.report.reader import ResultsError
-from edgewire.report.run_result import RunResult, SweepResult
 from tests.report.damaged_runs import CANARY, damage
 from tests.report.made_runs import add_run
 

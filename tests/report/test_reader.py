@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from edgewire.command.run_result import RunResult
 from edgewire.report import reader
 from edgewire.report.__main__ import main
 from edgewire.report.progress import FINISHED, SweepJob
@@ -21,7 +22,6 @@ from edgewire.report.reader import (
     read_json,
     read_yaml,
 )
-from edgewire.report.run_result import RunResult
 from edgewire.report.runs import read_runs
 from tests.report.made_runs import add_run
 

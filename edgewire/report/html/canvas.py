@@ -16,6 +16,7 @@ from warnings import catch_warnings, filterwarnings
 
 from edgewire.report.html.run_data import ReportGroup
 from edgewire.report.reader import file_name
+from edgewire.report.style import HUES, LIGHT
 
 if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.axes import Axes
@@ -25,38 +26,7 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 20, 12, 44  # points around the axes
 LEGEND_LINE, LEGEND_CHARACTERS = 15, 60  # height of a line of the legend; its longest text
 ROW = 38  # height of a group in pictures with a row for each group
 
-CSS = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
-# CSS variable -> the colour on a light page and on a dark page
-THEME = {
-    name: (light, dark)
-    for name, light, dark in re.findall(r"--(\w+): light-dark\((#\w+), (#\w+)\);", CSS)
-}
-LIGHT = {name: light for name, (light, dark) in THEME.items()}
 VARIABLES = {light: f"var(--{name})" for name, light in LIGHT.items()}
-HUES = 6  # colours of groups; the next six groups have dashed lines
-STYLE: Any = {  # settings of matplotlib
-    "font.size": 11.5,
-    "font.family": "sans-serif",
-    "svg.fonttype": "none",
-    "text.color": LIGHT["ink"],
-    "text.parse_math": False,  # a name may hold a dollar sign
-    "axes.edgecolor": LIGHT["rule"],
-    "axes.labelcolor": LIGHT["muted"],
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": LIGHT["rule"],
-    "grid.linewidth": 0.7,
-    "xtick.color": LIGHT["rule"],
-    "ytick.color": LIGHT["rule"],
-    "xtick.labelcolor": LIGHT["muted"],
-    "ytick.labelcolor": LIGHT["muted"],
-    "ytick.major.size": 0,
-    "svg.hashsalt": "report",
-}
 
 
 class LegendEntry(NamedTuple):

@@ -1,25 +1,23 @@
-"""Axes of a report's pictures: their values, range, scale, ticks, the numbers at curves' ends."""
+"""Axes of a report's pictures: their values, range, scale and ticks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite, isnan
-from typing import TYPE_CHECKING, Literal
+from math import isfinite
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgewire.report.html.run_data import ReportGroup
 from edgewire.report.runs import Row, number, sent_bytes
+from edgewire.report.style import PLAIN, Ticks, set_scale
 
 if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.axes import Axes
 
 OfRows = Callable[[Sequence[Row], ReportGroup], Sequence[float | None]]
-Ticks = Callable[[float], str]
-PLAIN: Ticks = "{:,.6g}".format
-LINE = 12  # points: the height of a number
 
 
 @dataclass(frozen=True)
@@ -95,54 +93,3 @@ def finish(axes: Axes, x: Axis, y: Axis) -> None:
     axes.margins(x=0.02)
     set_scale(axes, "x", x.ticks, x.log)
     set_scale(axes, "y", y.ticks, y.log)
-
-
-def set_scale(axes: Axes, which: Literal["x", "y"], ticks: Ticks, log: bool = False) -> None:
-    """Set the scale of one axis, and the texts of its ticks."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    drawn = axes.xaxis if which == "x" else axes.yaxis
-    if log and isfinite(drawn.get_minpos()):  # a value is above 0
-        axes.set(**{f"{which}scale": "log"})
-        low, high = drawn.get_view_interval()
-        near = high < 100 * low
-        drawn.set_major_locator(LogLocator(subs=(1, 2, 5) if near else (1,), numticks=7))
-        drawn.set_minor_locator(NullLocator())
-    elif which == "x":
-        axes.locator_params(axis="x", nbins=6, steps=(1, 2, 5, 10))
-    # the default writes powers in the notation of TeX
-    drawn.set_major_formatter(FuncFormatter(lambda value, place: ticks(value)))
-
-
-def number_ends(axes: Axes, ends: Sequence[tuple[str, float, float]]) -> None:
-    """Write the numbers of groups at the ends of their curves, so that none covers another.
-
-    `ends`: for each curve its number, and x and y of its end.
-    """
-    low, high = axes.get_ylim()
-    scale = 72 / axes.figure.dpi  # points of a pixel
-    found = []
-    for key, x, end in ends:
-        if not isnan(end):
-            y = min(max(end, low), high)
-            found.append((float(axes.transData.transform((x, y))[1]) * scale, key, x, y))
-    found.sort()
-    top = float(axes.transAxes.transform((0, 1))[1]) * scale
-    places = _apart([height for height, *_ in found], LINE, top)
-    for place, (height, key, x, y) in zip(places, found, strict=True):
-        axes.annotate(
-            key, (x, y), (5, place - height - 3), textcoords="offset points", fontsize=10,
-            annotation_clip=False,
-        )  # fmt: skip
-
-
-def _apart(places: Sequence[float], step: float, top: float) -> list[float]:
-    """Return rising places at least `step` apart, moved as little as that needs, below `top`."""
-    found: list[float] = []
-    for place in places:
-        found.append(max(place, found[-1] + step) if found else place)
-    limit = top
-    for at in reversed(range(len(found))):
-        found[at] = min(found[at], limit)
-        limit = found[at] - step
-    return found

@@ -11,24 +11,21 @@ import numpy as np
 from edgewire.conf.network import Network
 from edgewire.report.curves import Curve, front, mean_curve
 from edgewire.report.format import human_bytes, one_line
-from edgewire.report.html.canvas import LIGHT, STYLE, Canvas, LegendEntry, mark_of, row_canvas
+from edgewire.report.html.canvas import Canvas, LegendEntry, mark_of, row_canvas
 from edgewire.report.html.picture_axes import (
-    PLAIN,
     Axis,
-    Ticks,
     a_round,
     all_bytes,
     column,
     density,
     finish,
     limit,
-    number_ends,
-    set_scale,
 )
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns
 from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.node_table import NodeRecord
 from edgewire.report.runs import Measure, by_seed, number
+from edgewire.report.style import LIGHT, PLAIN, STYLE, Ticks, name_ends, set_scale
 
 DIFFERENT = 20  # ends of curves that differ by this factor need a logarithmic axis
 LABEL = 48  # characters of a label above a row
@@ -106,7 +103,7 @@ def draw_curves(report: ReportRuns, name: str, x: Axis, y: Axis, title: str,
     if not y.log:
         limit(canvas.axes, [value for _, curve in coloured for value in curve.mean])
     finish(canvas.axes, x, y)
-    number_ends(canvas.axes, [(g.key, float(c.x[-1]), float(c.mean[-1])) for g, c in coloured])
+    name_ends(canvas.axes, [(g.key, float(c.x[-1]), float(c.mean[-1])) for g, c in coloured])
     return canvas
 
 
@@ -116,7 +113,7 @@ def averaged(group: ReportGroup, x: Axis, y: Axis) -> Curve | None:
         zip(column("round")(rows, group), x.of(rows, group), y.of(rows, group), strict=True)
         for rows in group.histories.values()
     )
-    return mean_curve(seeds, "interval", log_x=x.log)
+    return mean_curve(seeds, log_x=x.log)
 
 
 def _over_link(report: ReportRuns, name: str, network: Network, metric: Axis) -> Canvas | None:
@@ -162,7 +159,7 @@ def draw_front(report: ReportRuns, way: str) -> Canvas | None:
     for group, size, value in points:
         half, grey = None, group.rank is None
         seeds = by_seed(group.runs, metric.name, metric.scale).values()
-        bar = mean_curve(([(0, 0, seed)] for seed in seeds), "interval")
+        bar = mean_curve([(0, 0, seed)] for seed in seeds)
         if bar is not None and len(seeds) > 1 and not grey:
             half = [value - bar.low, bar.high - value]
             ends += [float(bar.low[0]), float(bar.high[0])]

@@ -204,10 +204,7 @@ def labels_of(groups: Sequence[Group]) -> list[str]:
     if len(groups) == 1:
         mark = " (not finished)" * (NOT_FINISHED in groups[0].overrides)
         return [one_line(str(groups[0].runs[0].result.get("algorithm") or "run")) + mark]
-    key, found = legend(groups)
-    # a value alone, such as 0.01, does not say what it is
-    short = [(f"{key}={label}" if key else label).replace("@", " ") for label in found]
-    return [one_line("the presets" if label == NOTHING else label) for label in short]
+    return [label.replace("@", " ") for label in legend(groups)]
 
 
 def ranked(groups: Sequence[ReportGroup], metric: MainMetric) -> list[ReportGroup]:

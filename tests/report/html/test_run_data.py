@@ -5,13 +5,14 @@ import pytest
 
 from edgewire.report.estimate import estimate
 from edgewire.report.format import one_line
-from edgewire.report.html.canvas import THEME, inline
+from edgewire.report.html.canvas import inline
 from edgewire.report.html.picture_axes import Axis, a_round, all_bytes, column, density
 from edgewire.report.html.pictures import averaged, parts_of
 from edgewire.report.html.run_data import load, reference_of, thinned, unlike
 from edgewire.report.link_time import own_links
 from edgewire.report.node_table import not_answering, notable, read_nodes
 from edgewire.report.runs import read_settings
+from edgewire.report.style import THEME
 from tests.report.made_runs import add_run, node, write_nodes
 
 ENDS = (0.7, 0.8, 0.96)

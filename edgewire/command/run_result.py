@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from html import escape
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig
 
+from edgewire.command.exit import mistakes_fail
+from edgewire.command.use import exported, load_model
+from edgewire.report.curves import evenly
 from edgewire.report.metric import main_of
+from edgewire.report.notebook_card import card, curve_svg
 from edgewire.report.reader import ResultsError, folders, read_json, read_yaml, reading
 from edgewire.report.runs import (
     CONFIG,
@@ -27,14 +32,18 @@ from edgewire.report.runs import (
     run_of,
     whole_bytes,
 )
-from edgewire.report.summary import screen
+from edgewire.report.summary import answers, evaluations, interval_of, screen, trained
 
 if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
     import pandas as pd
     from matplotlib.figure import Figure
     from torch import Tensor
 
+    from edgewire.task.predictor import Predictor
+
 NOT_BEGUN = "not_begun"  # in the folder of a job that was not begun
+NEXT = 'predict(FILE), export("onnx"), plot(), show()'
+POINTS = 400  # of a card's curve
 MOST_CELLS = 20_000_000  # of a table of the history; 250,000 rounds with 40 values have half
 
 
@@ -54,12 +63,13 @@ class Traffic(NamedTuple):
 class RunResult:
     """The result of a run in a folder: metrics, bytes, history, model.
 
-    `folder`: the run's folder (docs/run-files.md). `values`: the content of `result.json`. Raises
+    `folder`: the run's folder (docs/run-files.md). `modules`: the modules with the user's own
+    classes, which `load_model` may import. `values`: the content of `result.json`. Raises
     `ResultsError` for a folder without a result.
     """
 
-    def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Path | str, modules: Iterable[str] = ()) -> None:
+        self.folder, self._packages = Path(folder), {name.partition(".")[0] for name in modules}
         try:
             self.values = read_result(self.folder)
             expect_result(self.values)
@@ -72,6 +82,16 @@ class RunResult:
         others = self.values.get("metrics") or {}
         names = dict.fromkeys((main_of(self.values).name, *others, "loss"))
         return {name: self.values.get(name) for name in names}
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the model's outputs; () without classes."""
+        return tuple(map(str, self.values.get("class_names") or ()))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The accuracy's 95 % interval by the number of test samples; None for another metric."""
+        return interval_of(self.values)
 
     @property
     def traffic(self) -> Traffic:
@@ -133,6 +153,39 @@ class RunResult:
 
         return load_file(self.folder / "model.safetensors")
 
+    def load_model(self, packages: Iterable[str] = ()) -> Predictor:
+        """Return the trained model for use, as `edgewire.load_model`; raises `RunFailed`.
+
+        `packages`: installed packages that the model may name, such as `["torchvision"]`.
+        """
+        with mistakes_fail():
+            return load_model(self.folder, [*packages, *self._packages])
+
+    def predict(self, x: Any) -> pd.DataFrame:
+        """Return the model's predictions for raw samples, a row each, as `Predictor.predict`.
+
+        Raises `RunFailed`.
+        """
+        with mistakes_fail():
+            return self._model.predict(x)
+
+    @cached_property
+    def _model(self) -> Predictor:
+        return self.load_model()
+
+    def export(self, kind: str = "onnx", out: Path | str | None = None) -> Path:
+        """Write the model in another format, after a check against PyTorch; return its file.
+
+        `kind`: onnx, pte or torch. `out`: the file; None: one in the run's folder. Raises
+        `RunFailed`.
+        """
+        with mistakes_fail():
+            return exported(self._model, self.folder, kind, None, out and str(out))[0]
+
+    def show(self, height: int = 700) -> Frame:
+        """Write the run's report, and show its page in a notebook, `height` pixels high."""
+        return _page(self.folder, height)
+
     def plot(self, y: str | None = None, x: str = "round", *, log_x: bool = False) -> Figure:
         """Draw a column of the history; `y`: default: the main metric; `x`: as in `report.curves`.
 
@@ -144,6 +197,14 @@ class RunResult:
     def __repr__(self) -> str:
         with reading(self.folder):
             return "\n".join(screen(self.folder))
+
+    def _repr_html_(self) -> str:
+        main = main_of(self.values)
+        rows = evaluations(self.values, self.folder)
+        points = evenly([(row["round"], row[main.name]) for row in rows], POINTS)
+        with reading(self.folder):
+            told = {**answers(self.values, self.folder), "next": NEXT}
+            return card(trained(self.values, self.folder), curve_svg(points, main), told)
 
     def as_run(self) -> Run:
         """Return the run as the programs of `report` read it."""
@@ -181,6 +242,10 @@ class SweepResult(list[RunResult]):
             rows.append({**head, **run.metrics, **sizes, **times})
         return pd.DataFrame(rows)
 
+    def show(self, height: int = 700) -> Frame:
+        """Write the sweep's report, and show its page in a notebook, `height` pixels high."""
+        return _page(self.folder, height)
+
     def plot(self, y: str | None = None, x: str = "round", *, log_x: bool = False) -> Figure:
         """Draw a curve for the runs that differ in the seed only, as `RunResult.plot`."""
         return plot(self, y, x, log_x=log_x)
@@ -190,6 +255,26 @@ class SweepResult(list[RunResult]):
         lines += [f"{folder}: {line}" for folder, line in self.failed.items()]
         lines += [f"{folder}: not begun" for folder in self.not_begun]
         return "\n".join(lines)
+
+
+class Frame(NamedTuple):
+    """A page in a notebook's cell; it needs no server, and no file beside it."""
+
+    page: Path
+    height: int
+
+    def _repr_html_(self) -> str:
+        text = escape(self.page.read_text(encoding="utf-8"))
+        return f'<iframe srcdoc="{text}" width="100%" height="{self.height}"></iframe>'
+
+
+def _page(folder: Path, height: int) -> Frame:
+    """Write the report of the runs below a folder; return its page."""
+    from edgewire.report.__main__ import FOLDER
+    from edgewire.report.html.html_report import PAGE, write_report
+
+    write_report([folder], folder / FOLDER)
+    return Frame(folder / FOLDER / PAGE, height)
 
 
 def _without_resolvers(value: Any) -> Any:
