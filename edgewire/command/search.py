@@ -27,6 +27,7 @@ from edgewire.command.run_result import RunResult
 from edgewire.conf.load import typed
 from edgewire.conf.own_packages import look_in
 from edgewire.conf.schema import ConfigError
+from edgewire.report.comparison import PERCENT, table_of
 from edgewire.report.format import NOTHING, decimals, human_bytes, human_seconds
 from edgewire.report.metric import MainMetric, main_of
 from edgewire.report.reader import ResultsError
@@ -182,7 +183,7 @@ def _soonest(asked: Asked, metric: MainMetric, goal: float, minutes: float, runs
         run = ordered_runs[len(found) // 2]  # in the middle: of this seed are all figures
         finals.append((Reached.of(run, metric, goal), method, run, len(found)))
     finals.sort(key=lambda each: each[0])
-    table = shared.table_of("method", "to the goal", "best", "up", "down", "seeds", "left")
+    table = table_of("method", "to the goal", "best", "up", "down", "seeds", "left")
     rows = [(method, run, str(count), "") for _, method, run, count in finals]
     for method, run, seen, why in [*rows, *((m, run, "1", why) for m, run, why in left)]:
         texts = Reached.of(run, metric, goal).texts(metric)
@@ -251,8 +252,8 @@ def _fewest(asked: Asked, limit: float, runs: Runs) -> int:
         fit = [each for each in pair if predicted(losses(done[each], done[plain])) <= limit]
         chosen = next(iter(fit), None)
     metric = main_of(done[plain][0].values)
-    unit, scale = ("points", 1.0) if metric.share else ("%", shared.PERCENT)
-    table = shared.table_of("method", f"loss, {unit}", "of a new seed", "up", "down", "seeds")
+    unit, scale = ("points", 1.0) if metric.share else ("%", PERCENT)
+    table = table_of("method", f"loss, {unit}", "of a new seed", "up", "down", "seeds")
     for each in ordered:
         found = losses(done[each], done[plain])
         shown = [scale * value for value in (fmean(found), predicted(found))]
@@ -288,7 +289,7 @@ def losses(ours: Sequence[RunResult], theirs: Sequence[RunResult]) -> list[float
         if value is None or base is None:
             return [math.inf]
         loss = (base - value) * (1 if metric.higher else -1)
-        each_point = 0.01 if metric.share else abs(base) * shared.PERCENT / 100 or math.inf
+        each_point = 0.01 if metric.share else abs(base) * PERCENT / 100 or math.inf
         found.append(loss / each_point)
     return found if len(found) == len(ours) else [math.inf]
 
