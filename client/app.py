@@ -3,7 +3,7 @@
 from typing import cast
 from weakref import ref
 
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
@@ -14,10 +14,12 @@ from edgewire.compression.flower import filled, flat_record, to_vector, update_r
 from edgewire.compression.flower.headers import SECONDS, TrainConfig
 from edgewire.compression.flower.native_tensors import Arrays, natives_of, with_natives
 from edgewire.compression.flower.records import content_of, reply_to, values_of
+from edgewire.conf.build import table_options
 from edgewire.conf.load import load_config
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import is_local
 from edgewire.pipeline.node.app import segments_for
+from edgewire.task.errors import MissingOption
 
 
 class LocalError(RuntimeError):
@@ -37,7 +39,7 @@ def discreet(message: Message, context: Context, call_next: ClientAppCallable) -
     """
     try:
         return call_next(message, context)
-    except PayloadError:
+    except (PayloadError, MissingOption):
         raise
     except Exception as error:
         if is_local(context.run_config):
@@ -113,6 +115,18 @@ def segment(message: Message, context: Context) -> Message:
     """Train this node's segment of a model that is cut into segments (`edgewire.pipeline.node`)."""
     config, node = _known(context)
     return segments_for(config, node.folder).answer(message, context)
+
+
+@app.query("columns")
+def columns(message: Message, context: Context) -> Message:
+    """Reply with what the node's rows say of a table's columns, unless its user has said no."""
+    from edgewire.task.datasets.table import surveyed  # a device without tables has no pyarrow
+
+    if str(context.node_config.get("survey", True)).lower() == "false":
+        raise ConfigError("this node sends no survey: it was started with survey=false")
+    config, node = _known(context)
+    survey = surveyed(node.index, node.count, **table_options(config, node.folder)).to_bytes()
+    return reply_to(message, RecordDict({"columns": ConfigRecord({"survey": survey})}))
 
 
 @app.evaluate(mods=[uplink])

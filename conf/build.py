@@ -58,6 +58,10 @@ def server_data_of(config: Config) -> Data:
     try:
         return data_of(config)
     except NoData:
+        if str(d.own.get("columns")).startswith("{"):
+            from edgewire.task.datasets.table import without_rows  # pyarrow is for tables alone
+
+            return without_rows(d.own["columns"])
         data = without_photos(d.classes or (), d.size) if photos else _without_data(d.classes)
         return by_themselves(data) if d.per_image else data
     except TaskError as error:
@@ -107,6 +111,18 @@ def _own_data(config: Config, folder: str | None) -> Data:
         )
     split = load_folder(folder, d.classes, size=d.size or DEFAULT_SIZE)
     return Data(split, split, PHOTOS, len(set(d.classes)))
+
+
+def table_options(config: Config, folder: str | None = None) -> dict[str, Any]:
+    """Return the arguments of `table` for a configuration without columns; `folder`: a device's.
+
+    Raises `ConfigError` for another data set.
+    """
+    d, table = config.dataset, "edgewire.task.datasets.table.table"
+    if d.own.get("_target_") != table:
+        raise ConfigError("dataset.columns=survey is for dataset=table")
+    own = {key: value for key, value in d.own.items() if key not in ("_target_", "columns")}
+    return {**own, **_arguments(d, folder)}
 
 
 def _without_root(name: str) -> str:

@@ -25,6 +25,7 @@ from edgewire.strategy.run.node_log import NodeLog
 from edgewire.strategy.run.run import Run
 from edgewire.strategy.run.run_log import RunLog
 from edgewire.task.process import configure_process
+from edgewire.task.tables.columns import SURVEY
 
 app = ServerApp()
 log = logging.getLogger("edgewire")
@@ -51,6 +52,13 @@ def main(grid: Grid, context: Context) -> None:
             "virtual clock"
         )
     configure_process()
+    if config.dataset.own.get("columns") == SURVEY:
+        if not folder or most is None:
+            raise ConfigError("a survey of columns is for `python run.py`: give dataset.columns=")
+        from edgewire.strategy.survey import survey  # it imports pyarrow
+
+        survey(grid, config, Path(folder))
+        return
     if resume and not folder:
         raise ConfigError("resume needs output=, the folder of the run to resume")
     run = Run(config, grid, RunLog(folder, objective, anew=not resume), node_log)

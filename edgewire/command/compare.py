@@ -24,7 +24,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
-from rich.table import Table
 
 from edgewire.command.exit import RunFailed
 from edgewire.command.python_api import run_sweep
@@ -179,8 +178,7 @@ class Asked:
             preset = self.compose(f"algorithm={name}", task=False)
             own = cast(dict[str, Any], OmegaConf.to_container(preset))["lr"]
             lr = f"{own:.4g}" if isinstance(own, float) and "lr" not in self.given else rate
-            pushes = any("pushes" in each.strategy for each in (preset, self.base))
-            found.append(Method(name, lr, (), pushes, *lengths))
+            found.append(Method(name, lr, (), "pushes" in preset.strategy, *lengths))
         return found
 
     def at_rates(self, method: Method) -> list[Method]:
@@ -204,7 +202,7 @@ class Runs:
     def print(self, *lines: object) -> None:
         """Print texts as they are, and tables."""
         for line in lines:
-            self.console.print(line, markup=False, soft_wrap=not isinstance(line, Table))
+            self.console.print(line, markup=False)
 
     def make(
         self, name: str, methods: Iterable[Method], seeds: Sequence[int], every: float = BETWEEN
@@ -235,6 +233,7 @@ class Runs:
             self.print(f"run {done} of {len(jobs)} is done: {method}, seed {seed}: {value}{rest}")
 
         words = [*asked.options, "hydra/sweeper=cases", *asked.task, *asked.network]
+        words += ["hydra.sweeper.params=null"]  # those of an experiment
         words += [f"hydra.sweep.dir={quoted(str(self.folder / name))}"]
         logging.disable(logging.WARNING)  # a rate that is too high has many
         try:
@@ -257,6 +256,8 @@ class Runs:
 
         Of equal rates it is the middle one. A method without a value stays as it is.
         """
+        if "lr" in self.asked.given:
+            return [*methods]
         self.print("the learning rates are searched first, in short runs")
         rates = {each: self.asked.at_rates(each) for each in methods if each.name != FEW_BYTES}
         rounds = max(2, methods[0].rounds // 3)
@@ -287,7 +288,7 @@ def compare(words: Sequence[str]) -> int:
     if {"-h", "--help"} & set(words):
         print(USAGE)
         return 0
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = WIDTH
     try:
@@ -298,7 +299,7 @@ def compare(words: Sequence[str]) -> int:
             return search(asked, console)
         return _compare(asked, console)
     except (RunFailed, ConfigError, TaskError, ResultsError) as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        console.print(f"error: {error}", markup=False)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -308,7 +309,8 @@ def _compare(asked: Asked, console: Console) -> int:
     if beside := [key for key in ("minutes", "bytes") if key in asked.given]:
         raise ConfigError(f"{beside[0]}= goes with goal=, as in goal=accuracy:0.9 network=lora")
     methods, seeds = asked.methods(NAMES), asked.seeds
-    title = f", {methods[0].rounds} rounds · {len(methods)} methods x {len(seeds)} seeds"
+    rounds = f"{methods[0].rounds} round{'s' * (methods[0].rounds > 1)}"
+    title = f", {rounds} · {len(methods)} methods x {len(seeds)} seeds"
     runs = Runs(asked, console, title)
     methods = methods if asked.is_known else runs.with_best_rates(methods)
     done = runs.make("runs", methods, seeds, every=0)
@@ -321,7 +323,7 @@ def _compare(asked: Asked, console: Console) -> int:
     nexts = {
         f"python -m edgewire.report {shlex.quote(str(runs.folder / 'runs'))}": "all pictures",
         OWN_DATA: "your own data",
-        f"python run.py compare {goal}": "the fewest bytes without a loss",
+        f"python run.py compare {goal}": "fewest bytes, no loss",
     }
     if asked.task:
         del nexts[OWN_DATA]

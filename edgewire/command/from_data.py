@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from edgewire.command.survey import cost_of, surveyed
 from edgewire.conf.load import HERE as CONF
 from edgewire.conf.load import typed
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, confine_data
 from edgewire.task.errors import TaskError
-from edgewire.task.tables.columns import Columns
+from edgewire.task.tables.columns import SURVEY, Columns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,11 +58,20 @@ def with_columns(composed: DictConfig) -> DictConfig:
     if own.get("_target_") != TABLE or str(columns).startswith("{"):
         return composed
     found = cast(DictConfig, OmegaConf.merge(composed))  # a copy
-    if columns is not None:
-        found.dataset.columns = _of_file(str(columns))
     unweighted = {"class_weights": None} if "class_weights" in found.objective else {}
-    plain = cast(DictConfig, OmegaConf.merge(found, {"objective": unweighted}))
-    data = loaded(as_the_server_reads(typed(plain)))
+
+    def plain() -> DictConfig:
+        return cast(DictConfig, OmegaConf.merge(found, {"objective": unweighted}))
+
+    def read() -> Data:
+        return loaded(as_the_server_reads(typed(plain())))
+
+    if columns not in (None, SURVEY):
+        found.dataset.columns = _of_file(str(columns))
+    data = None if columns == SURVEY else read()
+    if data is None or (data.columns is None and is_submitted(typed(plain()))):
+        found.dataset.columns = Columns.from_json(surveyed(plain())).to_json()
+        data = read()
     if data.columns is None:
         raise ConfigError(
             "there is no table here: give dataset.root=FILE, or dataset.columns=FILE with the "
@@ -71,22 +81,20 @@ def with_columns(composed: DictConfig) -> DictConfig:
     if found.model.get("_target_") == TABLE_MLP:
         found.model = _sized(found.model, data)
     chosen = any(word.startswith("objective=") for word in HydraConfig.get().overrides.task)
-    objective = found.objective.get("_target_")
+    objective = cast(dict[str, Any], OmegaConf.to_container(found.objective))
     target = data.columns.target
-    if objective == CLASSIFICATION and target and not data.columns.classes and not chosen:
-        metrics = found.objective.get("metrics")
-        found.objective = OmegaConf.load(CONF / "objective" / "regression.yaml")
-        found.objective.metrics = metrics
-        objective = REGRESSION
-    if objective == REGRESSION and target and found.objective.get("scale", 1.0) == 1.0:
+    if objective["_target_"] == CLASSIFICATION and target and not data.classes and not chosen:
+        objective = {"_target_": REGRESSION, "metrics": objective.get("metrics")}
+    if objective["_target_"] == REGRESSION and target:
         mean = sum(each.mean for each in target) / len(target)
         squares = sum(each.std**2 + (each.mean - mean) ** 2 for each in target)
         scale = math.sqrt(squares / len(target)) or 1.0
-        found.objective = OmegaConf.merge(found.objective, {"mean": mean, "scale": scale})
-    if objective == CLASSIFICATION and found.objective.get("metrics") is None and data.classes:
+        objective = {"mean": mean, "scale": scale, **objective}
+    if objective["_target_"] == CLASSIFICATION and data.classes and not objective.get("metrics"):
         from edgewire.task.objectives.metrics import main_metrics
 
-        found.objective.metrics = main_metrics(_counts(data).long().tolist())
+        objective["metrics"] = main_metrics(_counts(data).long().tolist())
+    found.objective = objective
     return found
 
 
@@ -155,22 +163,28 @@ def _weights(data: Data) -> list[float]:
     import torch
 
     targets = data.train.targets
-    if not isinstance(targets, torch.Tensor) or targets.dtype != torch.int64 or not len(targets):
+    classes = isinstance(targets, torch.Tensor) and targets.dtype == torch.int64
+    counts = _counts(data) if classes else torch.empty(0)
+    if not counts.sum():
         raise ConfigError(
             "objective.class_weights=balanced needs training samples with classes, and there are "
             "none here: give the weights, as in objective.class_weights=[1.0,2.5]"
         )
-    counts = _counts(data)
     weights = counts.sum() / (len(counts) * counts)
     return cast(list[float], weights.masked_fill(counts == 0, 1.0).tolist())
 
 
 def _counts(data: Data) -> Tensor:
-    """Return the number of training samples of each class, float64 (K,)."""
+    """Return the number of training samples of each class, float64 (K,).
+
+    Of a survey, it is the number of the nodes' rows, without classes that few rows have.
+    """
     import torch
 
     from edgewire.task.tensors import only
 
+    if counts := cost_of(Path(HydraConfig.get().runtime.output_dir)).get("classes"):
+        return torch.tensor(counts, dtype=torch.float64)
     targets = only(data.train.targets)
     return torch.bincount(targets[targets >= 0].flatten(), minlength=data.classes).double()
 

@@ -5,11 +5,12 @@ Launchers of sweeps pickle `job` by its name, and call it in other processes.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -21,10 +22,13 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.logging import RichHandler
 
+from edgewire.command.engine import engine_for, job_of
 from edgewire.command.exit import Diverged, Failed, caller, clear_errors
 from edgewire.command.from_data import as_the_server_reads, from_data, is_submitted, loaded
 from edgewire.command.run_lock import run_lock
 from edgewire.command.saved_config import CONFIG_DIR, RESUME, completed, continues, resumes
+from edgewire.command.survey import FILE as COLUMNS
+from edgewire.command.survey import cost_of
 from edgewire.command.sweep import (
     BASIC,
     REFUSED,
@@ -35,17 +39,17 @@ from edgewire.command.sweep import (
     stop_sweep,
 )
 from edgewire.compression.base import PayloadError
-from edgewire.conf.check import build, check_target, check_targets
-from edgewire.conf.load import run_config, typed
-from edgewire.conf.network import only_virtual
-from edgewire.conf.own_packages import look_in, sources_of
+from edgewire.conf.check import build, check_targets
+from edgewire.conf.load import typed
+from edgewire.conf.own_packages import look_in
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.machine.errors import Ended, EngineError
-from edgewire.machine.job import PLACE, Job
+from edgewire.machine.job import PLACE
 from edgewire.machine.processes import delayed, orderly_exit
 from edgewire.machine.startup_signals import under_way
 from edgewire.pipeline.segments_table import segments_table
 from edgewire.report.card import CARD, write_card
+from edgewire.report.format import human_bytes
 from edgewire.report.loggers.following import logged, loggers_of
 from edgewire.report.metric import MainMetric
 from edgewire.report.progress import VIEW, run_progress
@@ -58,7 +62,6 @@ from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
 from edgewire.task.tables.columns import Columns
 
-ROOT = Path(__file__).parents[2]
 RATES = ("eta", "server_learning_rate")  # options of Flower's with the server's learning rate
 RUN_FILES = ("result.json", "history.jsonl", "model.safetensors", "nodes.json", CARD, CHECKPOINT)
 console = Console(highlight=False, quiet=VIEW in os.environ)
@@ -145,12 +148,20 @@ def run(composed: DictConfig, folder: Path) -> None:
     if caller().python:
         with delayed():  # a process cannot import torch again after an interrupted import
             import_module("torch")
+    if not resumes():
+        (folder / COLUMNS).unlink(missing_ok=True)
     if hydra.job.name != RESUME and (finished := from_data(composed)) is not composed:
         composed, config = finished, typed(finished)
         write_configuration(composed, folder)
         if (columns := config.dataset.own.get("columns")) and columns != RUN.columns:
             RUN.columns = columns
             screen.print("\n".join(Columns.from_json(columns).lines()), markup=False)
+            if cost := cost_of(folder):
+                screen.print(
+                    f"of {cost['nodes']} of {cost['asked']} nodes, which sent "
+                    f"{human_bytes(cost['uplink_bytes'])} about their columns",
+                    markup=False,
+                )
     given = {word.lstrip("+").partition("=")[0] for word in hydra.overrides.task}
     if "rounds" in given and "pushes" in config.strategy:
         log.warning(
@@ -161,23 +172,9 @@ def run(composed: DictConfig, folder: Path) -> None:
     takes = any(each.sparsifier == "energy" and each.fidelity is not None for each in codecs)
     if "fidelity" in given and not takes:
         log.warning("fidelity= has no effect: compression=edgewire and downlink=edgewire have it")
-    values: dict[str, Any] = dict(run_config(composed, output=str(folder)))
-    if begin_job(folder, values["config"]):
+    task = job_of(config, composed, folder, **({RESUME: True} if resumes() else {}))
+    if begin_job(folder, task.run_config["config"]):
         return
-    if resumes():
-        values[RESUME] = True
-    task = Job(
-        ROOT,
-        values,
-        config.nodes,
-        folder,
-        config.seed,
-        config.network,
-        only_virtual=only_virtual(config.network),
-        device=config.device,
-        verbose=config.verbose,
-        sources=sources_of(config.packages),
-    )
     with screen.status("loading") if alone() else nullcontext():
         engine = engine_for(config, task)
         subject = prepare(as_the_server_reads(config))
@@ -194,7 +191,7 @@ def run(composed: DictConfig, folder: Path) -> None:
             metric=metric,
             title=trained(subject, folder) if alone() else "",
         )
-        logs = logged(loggers, folder, values["config"], resumes())
+        logs = logged(loggers, folder, task.run_config["config"], resumes())
         with result_aside(folder), logs, progress:
             engine(task)
     except NotWritten as error:
@@ -203,10 +200,14 @@ def run(composed: DictConfig, folder: Path) -> None:
         if not has_diverged(folder):
             raise
     result = read_result(folder)
+    if cost := cost_of(folder):
+        result = {**result, "survey": cost}
+        replace_file(folder / "result.json", json.dumps(result, indent=2) + "\n")
     if hydra.mode is RunMode.MULTIRUN:
         said = f"{metric.name} {metric.text(result.get(metric.name))}"
         line = SweepEnd.line(hydra.job.num, hydra.overrides.task, said)
-        (console if caller().progress else silent).print(line, markup=False, soft_wrap=True)
+        told = caller().progress and not caller().ended  # which tells it itself
+        (console if told else silent).print(line, markup=False, soft_wrap=True)
         screen = silent
     screen.print("\n".join(summary(folder)), markup=False, soft_wrap=True)
     if result.get("segments"):
@@ -288,19 +289,6 @@ def what_to_try(config: Config) -> str:
     rates = {f"strategy.{rate}": config.strategy.get(rate) for rate in RATES}
     found = {"lr": config.lr, **{key: value for key, value in rates.items() if value is not None}}
     return " or ".join(f"a lower {key}= (it is {value:g})" for key, value in found.items())
-
-
-def engine_for(config: Config, task: Job) -> Callable[[Job], None]:
-    """Return the function with which the configured engine runs a job, after a check of the job.
-
-    The check calls `refuse(job, **options)` in the engine's module, which raises an error for
-    settings that the engine does not support.
-    """
-    engine = check_target("engine", config.engine)
-    module = import_module(engine.make.__module__)
-    if refuse := getattr(module, "refuse", None):
-        refuse(task, **engine.options)
-    return engine.made
 
 
 def prepare(config: Config) -> dict[str, Any]:

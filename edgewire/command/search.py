@@ -246,23 +246,23 @@ def _fewest(asked: Asked, limit: float, runs: Runs) -> int:
         pair, few = few[:2], few[2:]
         tried = pair if len(done[plain]) > 1 else [plain, *pair]
         runs.print(f"{len(tried) * NEW_SEEDS} runs with new seeds: {' and '.join(map(str, pair))}")
-        done |= runs.make(
-            f"seeds-{pair[0].name}-{len(few)}", tried, range(first, first + NEW_SEEDS)
-        )
-        fit = [each for each in pair if predicted(losses(done[each], done[plain])) <= limit]
-        chosen = next(iter(fit), None)
+        seeds = range(first, first + NEW_SEEDS)
+        for method, found in runs.make(f"seeds-{len(few)}", tried, seeds).items():
+            done[method] += found
+        new = {each: losses(done[each][1:], done[plain]) for each in pair}
+        chosen = next((each for each in pair if predicted(new[each]) <= limit), None)
     metric = main_of(done[plain][0].values)
     unit, scale = ("points", 1.0) if metric.share else ("%", PERCENT)
     table = table_of("method", f"loss, {unit}", "of a new seed", "up", "down", "seeds")
     for each in ordered:
-        found = losses(done[each], done[plain])
-        shown = [scale * value for value in (fmean(found), predicted(found))]
+        lost = losses(done[each][len(done[each]) > 1 :], done[plain])
+        shown = [scale * value for value in (fmean(lost), predicted(lost))]
         texts = [decimals(value, 2) if value < math.inf else NOTHING for value in shown]
         sizes = map(human_bytes, done[each][0].traffic[:2])
-        table.add_row(str(each), *texts, *sizes, str(len(found)))
-    run, what = done[plain][0], f"fewest bytes{' up' * (ways == 1)} within {limit * scale:g} {unit}"
-    task = shared.task_of(run.values, run.folder)
-    runs.print(f"goal: the {what} of uncompressed, {metric.name} · {task}", table, *runs.failed)
+        table.add_row(str(each), *texts, *sizes, str(len(lost)))
+    aim = f"fewest bytes{' up' * (ways == 1)} within {limit * scale:g} {unit} of uncompressed"
+    task = shared.task_of(done[plain][0].values, done[plain][0].folder)
+    runs.print(f"goal: the {aim}, {metric.name} · {task}", table, *runs.failed)
     runs.print("on a part of the training set; of a new seed: the loss that 9 of 10 stay below")
     if chosen is None:
         runs.print("no method is surely within the limit: stay uncompressed, or allow more")
@@ -274,24 +274,20 @@ def _fewest(asked: Asked, limit: float, runs: Runs) -> int:
 
 
 def losses(ours: Sequence[RunResult], theirs: Sequence[RunResult]) -> list[float]:
-    """Return what `ours` lose against `theirs`, for each seed that both have; not empty.
+    """Return what each of `ours` loses against the run of `theirs` with the same seed.
 
     In points for a share, else in thirds of a percent of the other value, so that 1 is the limit of
-    `within:1`. Infinity for a run without a value, or if no seed is of both.
+    `within:1`. It is one infinity if a run has no value.
     """
-    metric, found = main_of(theirs[0].values), []
+    metric = main_of(theirs[0].values)
     values, others = (
-        {run.values["seed"]: run.values.get(metric.name) for run in runs if not run.diverged}
-        for runs in (ours, theirs)
+        shared.by_seed([run for run in runs if not run.diverged], metric) for runs in (ours, theirs)
     )
-    for seed in values.keys() & others.keys():
-        value, base = values[seed], others[seed]
-        if value is None or base is None:
-            return [math.inf]
-        loss = (base - value) * (1 if metric.higher else -1)
-        each_point = 0.01 if metric.share else abs(base) * PERCENT / 100 or math.inf
-        found.append(loss / each_point)
-    return found if len(found) == len(ours) else [math.inf]
+    if len(values) < len(ours) or values.keys() - others.keys() or not ours:
+        return [math.inf]
+    sign, share = 1 if metric.higher else -1, PERCENT / 100
+    points = {s: 1.0 if metric.share else abs(others[s]) * share or math.inf for s in values}
+    return [sign * (others[seed] - value) / points[seed] for seed, value in values.items()]
 
 
 def predicted(values: Sequence[float]) -> float:

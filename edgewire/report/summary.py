@@ -69,9 +69,12 @@ def trained(result: Mapping[str, Any], folder: Path) -> str:
     model += "" if size is None else f", {size:,.0f} parameters"
     about = f"{name} ({', '.join(parts)})" if parts else name
     method = name_of(result, folder)
-    words = f"{WORDS[method]} ({method})" if method in WORDS else method
-    line = f"{about} · {model} · {result.get('nodes', NOTHING)} nodes · {words}"
-    return one_line(line if len(line) <= WIDTH else line.replace(about, name, 1), WIDTH)
+    nodes, words = number(result.get("nodes")), WORDS.get(method, method)
+    count = NOTHING if nodes is None else f"{nodes:,.0f}"
+    shorter = f"{model} · {count} nodes · {words}"
+    whole = f"{shorter} ({method})" if words != method else shorter
+    lines = (f"{about} · {whole}", f"{about} · {shorter}", f"{name} · {shorter}")
+    return one_line(next((line for line in lines if len(line) <= WIDTH), lines[-1]), WIDTH)
 
 
 def name_of(result: Mapping[str, Any], folder: Path) -> str:
@@ -140,8 +143,9 @@ def answers(result: Row, folder: Path) -> dict[str, str]:
     """
     main = main_of(result)
     nodes = nodes_of(Run({}, result, list, folder))
-    unit = "pushes" if "staleness" in result else "rounds"
     done, rounds = (number(result.get(key)) for key in ("round", "rounds"))
+    one, several = ("push", "pushes") if "staleness" in result else ("round", "rounds")
+    unit = one if rounds == 1 else several
     at = f"{done:g} of " * ended_early(result) + f"{rounds:g} {unit}" if rounds else unit
     stopped = result.get("stopped")
     virtual = None if result.get("link_seconds") else number(result.get("virtual_seconds"))
@@ -265,15 +269,15 @@ def _bytes(result: Row) -> str:
     if all(abs(ratio - 1) <= BESIDE for ratio in ratios):
         return f"{text}: this run is not compressed"
     without = ", ".join(human_bytes(plain) for _, plain in sizes)
-    times = [_times(ratio) for ratio in ratios]
     if min(ratios) > 1 + BESIDE:
-        told = f"{' and '.join(times)} times fewer"
+        told = f"{' and '.join(map(_times, ratios))} times fewer"
     else:
-        told = ", ".join(
-            f"{way} {_times(1 / ratio)} times as many" if ratio < 1 + BESIDE else
-            f"{way} {_times(ratio)} times fewer"
-            for way, ratio in zip(("up", "down"), ratios, strict=True)
-        )  # fmt: skip
+        words = [
+            "as many" if abs(ratio - 1) <= BESIDE else
+            f"{_times(1 / ratio)} times as many" if ratio < 1 else f"{_times(ratio)} times fewer"
+            for ratio in ratios
+        ]  # fmt: skip
+        told = f"up {words[0]}, down {words[1]}"
     return f"{text}: {told} than without compression ({without})"
 
 
@@ -285,17 +289,17 @@ def _over_a_link(result: Row, folder: Path) -> dict[str, str]:
     """Return how long the run's messages take over its network, or a usual link; {} if unknown."""
     if (seconds := number(result.get("link_seconds"))) is None:
         return {}
-    text, without = human_seconds(seconds), number(result.get("link_seconds_float32"))
+    name = one_line((readable(read_overrides, folder) or {}).get("network", ""), 20)
+    down, up = (
+        "no limit" if rate is None else f"{rate:g} Mbit/s"
+        for rate in (number(result.get(f"link_{way}_mbps")) for way in ("down", "up"))
+    )
+    text = human_seconds(seconds) + (f" at {down} down, {up} up" if not name else "")
+    without = number(result.get("link_seconds_float32"))
     if without is not None and abs(without - seconds) > BESIDE * seconds:
         text += f", without compression {human_seconds(without)}"
-    name = (readable(read_overrides, folder) or {}).get("network", "")
-    if name == "lora":
-        text += "; at a duty cycle of 1 % about 100 times as long"
-    if name:
-        return {f"over {one_line(name, 20)}": text}
-    rates = (number(result.get(f"link_{way}_mbps")) for way in ("down", "up"))
-    down, up = ("no limit" if rate is None else f"{rate:g} Mbit/s" for rate in rates)
-    return {"on a link": f"{text}; {down} down, {up} up"}
+    text += "; at a duty cycle of 1 % about 100 times as long" * (name == "lora")
+    return {f"over {name}" if name else "on a link": text}
 
 
 def node_rows(result: Row, nodes: Sequence[NodeRecord], main: MainMetric) -> dict[str, str]:
@@ -312,7 +316,9 @@ def node_rows(result: Row, nodes: Sequence[NodeRecord], main: MainMetric) -> dic
         rows["weak"] = f"{weak[0].label}: {own} on its own samples, the mean node {mean}"
     if nodes:
         fine = sum(n.count("replies") == n.count("messages") or n.waits for n in nodes)
-        rows["nodes"] = f"{fine} of {len(nodes)} answered every message"
+        total = number(result.get("nodes")) or 0
+        listed = f" listed nodes (of {total:,.0f})" * (total > len(nodes))
+        rows["nodes"] = f"{fine:,} of {len(nodes):,}{listed} answered every message"
         known = any(node.lag is not None for node in nodes)
         rows["nodes"] += "; none is slow" if known and not slow else ""
     return {name: text for name, text in rows.items() if text}

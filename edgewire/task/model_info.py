@@ -155,7 +155,7 @@ def _typed(values: Tensor, description: dict[str, Any]) -> Tensor:
 def _shaped(values: Tensor, shape: list[int]) -> Tensor:
     """Return a batch of samples of `shape`, or of other sizes in as many dimensions."""
     found, bare = [*values.shape], [size for size in shape if size != 1]
-    if len(shape) == 3 and found != shape and found[-3:] == [*shape[1:], shape[0]]:
+    if len(shape) == 3 and found[-3:] == [*shape[1:], shape[0]] != shape:
         values = values.movedim(-1, -3)
         found = [*values.shape]
     if not shape or len(found) == len(shape) + 1:

@@ -196,7 +196,10 @@ class Predictor:
                 if options.get("target") not in archive.files:
                     return self._tensors(self._arrays(dict(archive), options)), None, None
         if self._reader is None:
-            raise TaskError(f"{path}: this model takes arrays: give them as an .npy or .npz file")
+            raise TaskError(
+                f"{path}: this model takes no such file: give photos, or arrays in an .npy or .npz "
+                "file"
+            )
         data = self._reader(str(path))
         targets = data.train.targets
         return data.train.inputs, targets if leaves(targets) else None, None

@@ -61,6 +61,9 @@ class ImageTransform:
             )
         if not self.mean:
             return _by_themselves(images)
+        if torch.compiler.is_exporting():  # formats store a write into a part of a tensor wrongly
+            mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
+            return (images.float() / 255 - mean) / std
         scales, shifts = _affine(self.mean, self.std, images.device)
         out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
         for channel, (scale, shift) in enumerate(zip(scales, shifts, strict=True)):
@@ -160,6 +163,8 @@ class LogMel:
                 f"waveforms are {waves.dtype} of {tuple(waves.shape)}, and int16 or float32 of "
                 f"(N, T) is taken"
             )
+        if torch.compiler.is_exporting():
+            return self._exported(waves)
         shape = (len(waves), self.mels, 1 + waves.shape[1] // self.hop)
         out = torch.empty(shape, dtype=torch.float32, device=waves.device)
         for start in range(0, len(waves), CHUNK):
@@ -181,6 +186,20 @@ class LogMel:
         filters = self._filters(waves.device).expand(len(waves), -1, -1)
         energies = torch.bmm(filters, spectra.real.square() + spectra.imag.square())
         return energies.add_(1e-6).log_().sub_(self.mean).div_(self.std)
+
+    def _exported(self, waves: Tensor) -> Tensor:
+        """Return spectrograms by a convolution with the cosines and sines of the transform."""
+        half, before = self._bins // 2 + 1, (self._bins - self.window) // 2
+        hann = torch.hann_window(self.window, dtype=torch.float64)
+        hann = pad(hann, (before, self._bins - self.window - before))  # `torch.stft` centres it
+        turns = torch.arange(half)[:, None] * torch.arange(self._bins)[None] % self._bins
+        angles = turns * (2 * math.pi / self._bins)
+        kernel = (torch.cat([angles.cos(), angles.sin()]) * hann).float()[:, None]
+        scaled = waves / 32768 if waves.dtype == torch.int16 else waves
+        framed = pad(scaled[:, None], (self._bins // 2, self._bins // 2))
+        parts = conv1d(framed, kernel, stride=self.hop).square()
+        energies = torch.matmul(self._filters(waves.device), parts[:, :half] + parts[:, half:])
+        return ((energies + 1e-6).log() - self.mean) / self.std
 
     @property
     def _bins(self) -> int:
@@ -244,17 +263,10 @@ def restored(values: Mapping[str, Any]) -> Callable[[Tensors], Tensors]:
 
 
 def as_module(transform: Callable[[Tensors], Tensors]) -> nn.Module:
-    """Return a module that computes what the transform does, for formats that store operations.
+    """Return a module that computes what the transform does; a module is returned itself.
 
-    Those of this module become plain arithmetic without writes into tensors, for any number of
-    samples. A module is returned itself, and any other function as a module that calls it.
+    While it is exported, the transforms here are plain arithmetic for any number of samples.
     """
-    if isinstance(transform, ImageTransform):
-        return _ImageModule(transform)
-    if isinstance(transform, Standardize) and transform.mean:
-        return _Scaled(transform.mean, transform.std)
-    if isinstance(transform, LogMel):
-        return _SpectrogramModule(transform)
     return transform if isinstance(transform, nn.Module) else _Called(transform)
 
 
@@ -267,62 +279,3 @@ class _Called(nn.Module):
 
     def forward(self, inputs: Any) -> Tensors:
         return self.function(inputs)
-
-
-class _Scaled(nn.Module):
-    """Computes (x / unit - mean) / std of float32 (N, C, ...) by channels."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], unit: float = 1) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.tensor(mean) * unit)
-        self.register_buffer("std", torch.tensor(std) * unit)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        shape = (-1, *[1] * (inputs.dim() - 2))
-        return (inputs.float() - self.mean.view(shape)) / self.std.view(shape)
-
-
-class _ImageModule(nn.Module):
-    """`ImageTransform` by plain arithmetic."""
-
-    def __init__(self, transform: ImageTransform) -> None:
-        super().__init__()
-        self.scaled = _Scaled(transform.mean, transform.std, 255) if transform.mean else None
-
-    def forward(self, images: Tensor) -> Tensor:
-        if self.scaled is not None:
-            return cast(Tensor, self.scaled(images))
-        values = images.float() / 255
-        values = values - values.mean(dim=(1, 2, 3), keepdim=True)
-        deviations = values.square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
-        return values / deviations.clamp_min(1 / math.sqrt(math.prod(images.shape[1:])))
-
-
-class _SpectrogramModule(nn.Module):
-    """`LogMel` by a convolution with the cosines and sines of its Fourier transform."""
-
-    waves: Tensor
-    filters: Tensor
-
-    def __init__(self, transform: LogMel) -> None:
-        super().__init__()
-        self.transform, self.bins = transform, transform._bins
-        hann = torch.hann_window(transform.window, dtype=torch.float64)
-        before = (self.bins - transform.window) // 2  # `torch.stft` centres a shorter window
-        hann = pad(hann, (before, self.bins - transform.window - before))
-        angles = torch.arange(self.bins // 2 + 1)[:, None] * torch.arange(self.bins)[None]
-        angles = angles % self.bins * (2 * math.pi / self.bins)
-        waves = torch.cat([angles.cos(), angles.sin()]) * hann
-        self.register_buffer("waves", waves.float()[:, None])
-        self.register_buffer("filters", transform._filters(torch.device("cpu")))
-
-    def forward(self, waves: Tensor) -> Tensor:
-        scaled = waves / 32768 if waves.dtype == torch.int16 else waves
-        framed = pad(scaled[:, None], (self.bins // 2, self.bins // 2))
-        parts = conv1d(framed, self.waves, stride=self.transform.hop).square()
-        half = self.bins // 2 + 1
-        energies = torch.matmul(self.filters, parts[:, :half] + parts[:, half:])
-        return ((energies + 1e-6).log() - self.transform.mean) / self.transform.std

@@ -1,12 +1,16 @@
-"""`python run.py compare`: the table of methods, its picture, and what follows."""
+"""`python run.py compare`: its words, the rates of its methods, the table, and what follows."""
 
 import re
+import sys
 
 import pytest
 
 from edgewire.command import compare as command
-from edgewire.command.compare import compare
+from edgewire.command.compare import Asked, compare, verdict
 from edgewire.command.main import COMPARE, cli
+from edgewire.command.new_task import new_task
+from edgewire.report.estimate import Estimate
+from edgewire.report.metric import ACCURACY, MainMetric
 
 QUICK = ["rounds=2", "nodes=3", "engine.workers=1", "seed=0,1"]
 
@@ -22,42 +26,164 @@ def printed(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Write a task of the user's own, and return the words that choose it."""
+    monkeypatch.chdir(tmp_path)
+    name = f"compared_{tmp_path.name.replace('-', '_')}"
+    new_task([name])
+    yield ["--config-dir", f"{name}/conf", f"experiment={name}"]
+    sys.modules.pop(name, None)
+
+
 def test_the_methods_of_the_default_are_compared(printed, tmp_path):
     code, text = printed(*QUICK)
     assert code == 0
-    rows = {line.split()[0]: line for line in text.splitlines() if "±" in line and "%" in line}
-    assert [name for name in rows if name in command.METHODS] == list(command.METHODS)
+    lines = text.splitlines()
+    assert "digits" in lines[0]
+    assert lines[0].endswith("2 rounds · 3 methods x 2 seeds")
+    assert [line.split()[1] for line in lines if " is done: " in line] == list("123456")
+    names = [f"{shown} ({name})" for name, shown in command.NAMES.items()]
+    rows = {name: line for name in names for line in lines if line.startswith(name)}
     ups = [re.search(r"([\d.]+) (kB|MB)", line) for line in rows.values()]
-    sizes = [float(up[1]) * {"kB": 1, "MB": 1000}[up[2]] for up in ups if up]
+    sizes = [float(up[1]) * {"kB": 1, "MB": 1000}[up[2]] for up in ups]
     assert sizes == sorted(sizes, reverse=True)
-    picture = re.search(r"picture  (\S+)", text)[1]
-    assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
-    assert f"python -m edgewire.report {picture.rpartition('/')[0]}" in text
+    assert all(": " in rows[name] for name in names[1:])  # a verdict in words
+    assert "no update failed" in text
+    folder = re.search(r"python -m edgewire.report (\S+)", text)[1]
+    assert len(list((tmp_path / folder).glob("*/result.json"))) == 6
+    assert max(map(len, lines)) <= command.WIDTH
 
 
 def test_other_methods_another_link_and_a_metric_of_which_less_is_better(printed):
-    code, text = printed(*QUICK, "task=sensor_table", "algorithm=fedavg_topk", "network=adsl")
+    code, text = printed(
+        *QUICK, "task=sensor_table", "dataset.samples=200", "algorithm=fedavg_topk", "network=10/1"
+    )
     assert code == 0
-    assert "Virtual time: over network=adsl." in text
+    assert "over 10/1" in text
     assert "lora" not in text
-    assert "mae" in text
-    assert "fedavg_topk" in text
-    assert "edgewire (few bytes)" not in text
-    assert re.search(r"fedavg_topk +\S.* [+-][\d.]+", text)
+    assert re.search(r"fedavg_topk .*mae|mae", text)
+    assert "few bytes" not in text.partition("next")[0]
+    assert re.search(r"fedavg_topk +\S.* [+-][\d.]+ ± \S+: ", text)
 
 
 def test_a_method_that_fails_is_named_and_the_others_are_shown(printed):
     code, text = printed(*QUICK, "algorithm=esgd", "local_steps=2")
     assert code == 1
-    assert "local_steps goes with strategy.update=delta" in text
-    assert re.search(r"fedavg \(uncompressed\) +\d", text)
+    assert text.count("esgd: local_steps goes with strategy.update=delta") == 1
+    assert re.search(r"uncompressed \(fedavg\) +\d", text)
 
 
-@pytest.mark.parametrize("words", [["rounds=x"], ["--hlp"], ["task=none"]])
-def test_a_mistake_is_one_line(words, printed, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rounds=x"], "could not be converted"),
+        (["--hlp"], "unrecognized arguments: --hlp"),
+        (["--cfg", "job"], "no option --cfg"),
+        (["task=none"], "there is no task=none"),
+        (["algorithm=none"], "there is no algorithm=none"),
+        (["experiment=none", "--config-dir", "."], "there is no experiment=none"),
+        (["word"], "cannot read 'word'"),
+        (["nodes=2,3"], "nodes=2,3 has several values"),
+        (["seed=a"], "seed=a: give numbers"),
+        (["minutes=3"], "minutes= goes with goal="),
+        (["goal=accuracy"], "goal= takes METRIC:VALUE"),
+        (["goal=accuracy:high", "network=lora"], "goal= takes METRIC:VALUE"),
+        (["goal=accuracy:0.9"], "give network=lora"),
+        (["goal=acuracy:0.9", "network=lora"], "no metric acuracy; it has accuracy"),
+        (["goal=accuracy:95", "network=lora"], "give accuracy:0.95"),
+        (["goal=loss:0.3", "network=lora"], "a loss is no goal"),
+        (["goal=mae:0.3", "network=lora"], "no metric mae"),
+        (["goal=accuracy:0.9", "network=lora", "minutes=0"], "minutes= a number"),
+        (["goal=within:0"], "points above 0"),
+        (["goal=within:1", "minutes=3"], "bytes=up alone"),
+        (["goal=within:1", "bytes=down"], "bytes=up alone"),
+        (["goal=within:1", "engine=superlink"], "leave engine= out"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(words, said, printed, tmp_path):
     code, text = printed(*words)
-    assert (code, text.count("error: ")) == (2, 1)
-    assert not list(tmp_path.rglob("comparison.png"))
+    assert (code, text.count("\n"), text[:7]) == (2, 1, "error: ")
+    assert said in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_runs_that_all_fail_are_one_error(printed):
+    code, text = printed(*QUICK, "network=0/3", "seed=0")
+    assert code == 2
+    assert text.splitlines()[-1].startswith("error: network.down_mbps must be a number above 0")
+
+
+def test_a_saved_configuration_is_no_task(printed, tmp_path):
+    (tmp_path / "config.yaml").write_text("rounds: 2\nalgorithm: fedavg\n")
+    code, text = printed("--config-path", str(tmp_path))
+    assert (code, "no task" in text or "saved configuration" in text) == (2, True)
+
+
+def test_an_own_task_gets_the_rates_that_are_searched_for_it(printed, own, tmp_path):
+    quick = ["seed=0", "nodes=2", "dataset.samples=100", "engine.workers=1", "rounds=1"]
+    code, text = printed(*own, *quick, "algorithm=edgewire")
+    assert code == 0
+    assert "searched first" in text
+    rates = tmp_path.glob("multirun/*/*/rates/*/result.json")
+    assert len(list(rates)) == 3  # the few bytes have a rule
+    assert " ".join(own[:2]) in text.partition("next")[2]
+
+
+def test_a_method_keeps_its_own_rate_on_an_own_task(own):
+    asked = Asked(own)
+    assert not asked.is_known
+    assert asked.base.rounds == 5
+    rates = {each.name: each.lr for each in asked.methods(["edgewire", "sparseloco", "stc"])}
+    assert rates == {"fedavg": "0.01", "edgewire": "0.005", "sparseloco": "0.0004", "stc": "0.01"}
+    tried = [each.lr for each in asked.at_rates(asked.methods([])[0])]
+    assert tried == ["0.003", "0.01", "0.03"]
+    given = Asked([*own, "lr=0.2"])
+    assert given.is_known
+    assert {each.lr for each in given.methods(["edgewire"])} == {"0.2"}
+
+
+def test_a_task_of_ours_has_its_rates_unless_its_data_are_files():
+    assert Asked([]).is_known
+    assert Asked(["task=sensor_table"]).is_known
+    assert not Asked(["dataset=csv", "dataset.root=x.csv"]).is_known
+
+
+def test_an_asynchronous_method_has_as_many_replies_as_the_others_have():
+    asked = Asked(["rounds=7", "nodes=4"])
+    method = asked.methods(["fedbuff"])[1]
+    assert {"strategy.pushes=28", "nodes=4", "eval_every=4"} <= {*method.overrides(4, 0)}
+
+
+@pytest.mark.parametrize("words", [["network=10/1"], ["network=lora"], ["network.up_mbps=1"], []])
+def test_the_words_of_a_link(words):
+    asked = Asked(words)
+    network = asked.base.network
+    if "10/1" in asked.link:
+        assert (network.down_mbps, network.up_mbps) == (10, 1)
+    assert bool(asked.network) == bool(words)
+
+
+MAE = MainMetric("mae")
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "metric", "said"),
+    [
+        (0.0, 0.0, ACCURACY, "0: no loss seen"),
+        (-1.1, 0.2, ACCURACY, "-1.1 ± 0.5 points: a loss"),
+        (1.1, 0.2, ACCURACY, "+1.1 ± 0.5 points: a gain"),
+        (-0.1, 0.2, ACCURACY, "-0.1 ± 0.5 points: no loss seen"),
+        (-0.5, 0.4, ACCURACY, "-0.5 ± 1.0 points: more seeds can tell"),
+        (-3.0, 2.0, ACCURACY, "-3.0 ± 5.0 points: likely a loss"),
+        (-0.5, None, ACCURACY, "-0.5 points: one seed"),
+        (0.32, 0.02, MAE, "+0.3200 ± 0.0497: a loss"),
+        (-0.32, 0.02, MAE, "-0.3200 ± 0.0497: a gain"),
+        (0.001, 0.001, MAE, "+0.0010 ± 0.0025: no loss seen"),
+    ],
+)
+def test_a_difference_has_a_verdict_in_words(mean, std, metric, said):
+    assert verdict(Estimate(mean, std, 1 if std is None else 3), metric, 0.2) == said
 
 
 def test_it_is_a_word_of_the_command_line(monkeypatch):

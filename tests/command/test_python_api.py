@@ -217,6 +217,16 @@ def test_the_folder_of_a_run_is_given_without_quotes():
         sweep(**{"continue": Path("/no where")})
 
 
+def test_a_folder_with_choices_of_the_users_own(tmp_path):
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    file = tmp_path / "conf" / "experiment" / "short.yaml"
+    file.write_text("# @package _global_\nrounds: 1\nnodes: 2\n")
+    words = ["experiment=short", "engine.workers=1"]
+    run = train(*words, config_dir=tmp_path / "conf", progress=False)
+    (other,) = sweep(*words, config_dir=str(tmp_path / "conf"), progress=False)
+    assert [each.config.nodes for each in (run, other)] == [2, 2]
+
+
 def test_numbers_of_numpy_are_numbers():
     assert python_api.override_of("lr", np.float64(0.1)) == "lr=0.1"
     assert python_api.override_of("cuts", np.arange(3)) == "cuts=[0,1,2]"

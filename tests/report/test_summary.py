@@ -69,6 +69,7 @@ def test_a_run_with_bad_nodes(shown):
             {"uplink_bytes": 400_000},
             "up 2.0 times as many, down 5.0 times fewer than without compression (200 kB",
         ),
+        ({"uplink_bytes": 200_000}, "up as many, down 5.0 times fewer than without compression"),
         ({"diverged": True}, "the model has diverged in 2 rounds"),
         ({"staleness": 1.0}, "2 pushes in"),
         ({"virtual_seconds": 90.0}, "on the virtual network 1 min 30 s"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from logging import getLogger
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,15 +16,16 @@ from torch import Tensor
 
 from edgewire.task.datasets.data import Data, Split, holdout
 from edgewire.task.datasets.files import data_of, files_of
-from edgewire.task.errors import MissingOption, NoData, TaskError
+from edgewire.task.errors import MissingOption, TaskError
 from edgewire.task.tables import cells
 from edgewire.task.tables.cells import OddCells
 from edgewire.task.tables.columns import Column, Columns, Reading, plain_of
 from edgewire.task.tables.files import Rows, read, tidy
-from edgewire.task.tables.learn import Wishes, learn
+from edgewire.task.tables.learn import Wishes, learn, survey_of
 from edgewire.task.tables.read import inputs_of, lacking, located, rows_of, targets_of
+from edgewire.task.tables.survey import LEAST_ROWS, Survey
 from edgewire.task.tables.transform import TableTransform
-from edgewire.task.tensors import count
+from edgewire.task.tensors import Tensors, count, leaves
 from edgewire.task.tensors import rows as rows_between
 from edgewire.task.transforms import Standardize
 
@@ -78,33 +81,20 @@ def table(
         Problems: columns that cannot be taken; all of them, with what mends them.
         TaskError: no such files or columns, a file that cannot be read, or no pyarrow.
     """
+    wishes = _wishes(locals())
     known = None if columns is None else Columns.from_json(columns)
     if on_device and known is None:
         raise MissingOption(
             "a device's own table needs the columns that all devices use: dataset.columns=FILE, or "
             "a table at the server, dataset.root=FILE"
         )
-    wishes = Wishes(
-        _names(target), None if inputs is None else _names(inputs), next(iter(_names(group)), None),
-        {tidy(name): str(kind) for name, kind in (kinds or {}).items()}, _names(skip),
-        None if classes is None else tuple(map(str, classes)),
-        Reading(delimiter, decimal, None if missing is None else tuple(missing), header, encoding),
-    )  # fmt: skip
-    try:
-        train_files, test_files = files_of(root, ANY)
-    except NoData:
-        if known is None or root is not None:
-            raise
-        return _without_rows(known)
+    train_files, test_files = files_of(root, ANY)
     files = [*train_files, *(test_files if not on_device else ())]
     stats = [(str(file.absolute()), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
     key = (*stats, len(train_files), str(wishes), drop_missing, test_share, on_device)
     if columns is not None and (*key, columns) in _learned:
         return _learned[*key, columns]
-    texts = [name for name, kind in wishes.kinds.items() if kind == "category" or "%" in kind]
-    rows = read(files, wishes.reading, texts) if known is None else rows_of(files, known)
-    if drop_missing:
-        rows = _with_target(rows, wishes.target)
+    rows = _read(files, wishes, drop_missing, known)
     cut = rows.starts[len(train_files)][1] if len(files) > len(train_files) else None
 
     def training(labels: Tensor | None) -> NDArray[np.int64]:
@@ -120,6 +110,52 @@ def table(
         _learned.clear()
         _learned[*key, found.to_json()] = data
     return data
+
+
+def surveyed(index: int, count: int, **options: Any) -> Survey:
+    """Return what a node tells of its rows of a table whose columns are not known yet.
+
+    `options`: those of `table`. A device, with `on_device`, has all rows. Otherwise the node has a
+    share of them: every one of `count`, from row `index` on. Raises `MissingOption` for few rows.
+    """
+    given, wishes = wished(**options)
+    rows = _read(files_of(given["root"], ANY)[0], wishes, given["drop_missing"])
+    if not given["on_device"]:
+        own = np.arange(index, rows.table.num_rows, count)
+        rows = replace(rows, table=rows.table.take(own), starts=())
+    if rows.table.num_rows < LEAST_ROWS:
+        raise MissingOption(f"fewer than {LEAST_ROWS} rows: nothing is told of so few")
+    return survey_of(rows, wishes)
+
+
+def wished(**options: Any) -> tuple[Mapping[str, Any], Wishes]:
+    """Return all arguments of `table`, and what they say of the columns."""
+    given = signature(table).bind(**options)
+    given.apply_defaults()
+    return given.arguments, _wishes(given.arguments)
+
+
+def _wishes(given: Mapping[str, Any]) -> Wishes:
+    """Return what the user said; `given`: the arguments of `table`."""
+    inputs, classes, missing = given["inputs"], given["classes"], given["missing"]
+    words = (given[key] for key in ("delimiter", "decimal", "header", "encoding"))
+    delimiter, decimal, header, encoding = words
+    return Wishes(
+        _names(given["target"]), None if inputs is None else _names(inputs),
+        next(iter(_names(given["group"])), None),
+        {tidy(name): str(kind) for name, kind in (given["kinds"] or {}).items()},
+        _names(given["skip"]), None if classes is None else tuple(map(str, classes)),
+        Reading(delimiter, decimal, None if missing is None else tuple(missing), header, encoding),
+    )  # fmt: skip
+
+
+def _read(
+    files: list[Path], wishes: Wishes, drop_missing: bool, known: Columns | None = None
+) -> Rows:
+    """Return the rows of files."""
+    texts = [name for name, kind in wishes.kinds.items() if kind == "category" or "%" in kind]
+    rows = read(files, wishes.reading, texts) if known is None else rows_of(files, known)
+    return _with_target(rows, wishes.target) if drop_missing else rows
 
 
 def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -148,6 +184,8 @@ def _data(
 ) -> Data:
     """Return the data of rows; those from `cut` on are for testing; None: a share of them is."""
     inputs, targets = inputs_of(rows, columns), targets_of(rows, columns)
+    if on_device:
+        _warn_of_unknown(rows, columns, inputs)
     if targets is None and columns.target:
         raise TaskError(f"{rows.place} has {lacking(rows, [columns.target[0].name], 'target')}")
     groups, names = (None, ()) if columns.group is None else _groups(rows, columns.group)
@@ -165,8 +203,23 @@ def _data(
     return replace(data, columns=columns, group_names=names)
 
 
-def _without_rows(columns: Columns) -> Data:
-    """Return a table's data without a row, at a server whose nodes have all rows."""
+def _warn_of_unknown(rows: Rows, columns: Columns, inputs: Tensors) -> None:
+    """Log the share of the values of each category that the run's columns lack."""
+    scalars = [each.name for each in columns.features if each.kind != "window"]
+    shares = (leaves(inputs)[0] < 0).double().mean(0).tolist() if scalars else []
+    categories = {each.name for each in columns.features if each.kind == "category"}
+    found = [
+        f"{100 * share:.2g} % of {name} is unknown"
+        for name, share in zip(scalars, shares, strict=True)
+        if share and name in categories
+    ]
+    if found:
+        log.warning("%s: %s", rows.place, ", ".join(found[:MOST_NAMED]))
+
+
+def without_rows(text: str) -> Data:
+    """Return the data of a server whose nodes have all of a table; `text`: the columns as JSON."""
+    columns = Columns.from_json(text)
     scalars = [each for each in columns.features if each.kind != "window"]
     windows = [each for each in columns.features if each.kind == "window"]
     tensors = [torch.empty(0, len(scalars), dtype=torch.float64)] if scalars else []

@@ -12,6 +12,7 @@ from edgewire.task.errors import TaskError
 
 MOST_NAMED = 12  # columns of a kind that a screen names
 KINDS = ("number", "category", "date", "time", "window", "integer")
+SURVEY = "survey"  # in place of columns: the nodes are asked for them
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?")  # cells without value
 
 

@@ -213,9 +213,7 @@ def _of_text(
             null_values=list(reading.missing or ()),
             strings_can_be_null=True,
             decimal_point=decimal,
-            column_types={
-                name: pyarrow.string() for name in names or first if tidy(name) in texts
-            },
+            column_types={name: pyarrow.string() for name in names or first if tidy(name) in texts},
             auto_dict_encode=True,
             auto_dict_max_cardinality=LARGEST_BLOCK,
             timestamp_parsers=[reader.ISO8601, *DATES],

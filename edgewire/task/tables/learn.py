@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any
+from functools import partial
+from logging import getLogger
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ from edgewire.task.tables.cells import OddCells
 from edgewire.task.tables.columns import KINDS, Column, Columns, Reading
 from edgewire.task.tables.files import Rows, tidy
 from edgewire.task.tables.read import lacking, targets_of, values_of
+from edgewire.task.tables.survey import Part, Survey
 
 MOST_TEXTS = 40  # of a category; all further ones count as one
 FEW_ROWS = 20  # with fewer, nothing is taken for a row number or for free text
@@ -27,7 +30,11 @@ MOST_SHOWN = 20  # problems that an error lists
 # Names that pandas gives to the column of an index without a name, in CSV and Parquet files.
 INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+(\.\d+)*")
 ID = re.compile(r"(?i:(.*[\W_])?id)|.*[a-z]I[dD]")
+OTHER = "the target: name another as dataset.target="  # a cure
 DATES = [day + clock for day in ("%d/%m/%Y", "%m/%d/%Y") for clock in ("", " %H:%M", " %H:%M:%S")]
+
+T = TypeVar("T")
+log = getLogger("edgewire")
 
 
 @dataclass(frozen=True)
@@ -75,10 +82,7 @@ class Problems(TaskError):
         several = f"{len(problems):,} columns cannot be taken as they are"
         head = f"{place}: {one if len(problems) == 1 else several}"
         more = len(problems) - MOST_SHOWN
-        shown = [
-            (name[:30], each.found, each.cure)
-            for name, each in problems[:MOST_SHOWN]
-        ]
+        shown = [(name[:30], each.found, each.cure) for name, each in problems[:MOST_SHOWN]]
         wide, wider = (max(len(row[place]) for row in shown) for place in range(2))
         rows = [f"  {name:<{wide}}  {found:<{wider}}  {cure}" for name, found, cure in shown]
         words = " ".join(map(shlex.quote, _overrides(problems, wishes)))
@@ -136,43 +140,131 @@ def learn(
         TaskError: names of absent columns, unknown classes, or fewer than two.
     """
     _expect_known(rows, wishes)
-    learner = _Learner(rows, wishes)
-    problems = list[tuple[str, Problem]]()
-    left = [(name, f"not in {file}") for name, file in rows.partial.items()]
+    learner, findings = _Learner(rows, wishes), _Findings()
+    findings.left.update((name, f"not in {file}") for name, file in rows.partial.items())
+    parts = findings.each(learner.target, wishes.target)
+    target = findings.each(partial(_target, wishes), parts)
+    classes = not findings.problems and target and target[0].kind == "category"
+    learner.train = training(targets_of(rows, Columns((), tuple(target))) if classes else None)
+    if not findings.problems:
+        target = [each if each.values else learner.scaled(each) for each in target]
+    features = findings.each(learner.feature, learner.names)
+    return _columns(rows.place, wishes, findings, features, target)
 
-    def learned(learn_one: Callable[[str], Column], name: str) -> list[Column]:
-        try:
-            return [learn_one(name)]
-        except Problem as problem:
-            problems.append((name, problem))
-        except Left as reason:
-            left.append((name, str(reason)))
-        return []
 
-    target = tuple(each for name in wishes.target for each in learned(learner.target, name))
-    classes = not problems and target and target[0].kind == "category"
-    learner.train = training(targets_of(rows, Columns((), target)) if classes else None)
-    if not problems:
-        target = tuple(each if each.values else learner.scaled(each) for each in target)
-    names = dict.fromkeys(rows.names) if wishes.inputs is None else wishes.inputs
-    used = {*wishes.target, wishes.group}
-    features = [
-        each for name in names if name not in used for each in learned(learner.feature, name)
-    ]
+def survey_of(rows: Rows, wishes: Wishes) -> Survey:
+    """Return what a node may tell of its rows; the log names the columns that cannot be taken."""
+    learner, findings = _Learner(rows, wishes), _Findings()
+    parts = findings.each(learner.target, [each for each in wishes.target if each in rows.names])
+    parts += findings.each(learner.feature, [each for each in learner.names if each in rows.names])
+    for name, problem in findings.problems:
+        log.warning("%s: column %s: %s (%s)", rows.place, name, problem.found, problem.cure)
+    if wishes.group in rows.names:
+        findings.left[str(wishes.group)] = "dataset.group"
+    bad = {name: problem.cure for name, problem in findings.problems}
+    return Survey(tuple(each.discreet() for each in parts), findings.left, bad)
+
+
+def columns_of(survey: Survey, wishes: Wishes) -> Columns:
+    """Return the columns of what all nodes' rows say, by the rules of `learn`, and its errors."""
+    import pyarrow
+
+    place, findings = "the nodes' tables", _Findings(left=dict(survey.left))
+    parts = {each.name: each for each in survey.parts}
+    names = {name: [0] for name in survey.kinds}
+    _expect_known(Rows(pyarrow.table(names), place, wishes.reading), wishes)
+    target = findings.each(partial(_target, wishes), [parts.pop(each) for each in wishes.target])
+    features = [parts[n] for n in (parts if wishes.inputs is None else wishes.inputs) if n in parts]
+    return _columns(place, wishes, findings, features, target)
+
+
+@dataclass
+class _Findings:
+    """What was found beside columns: those that cannot be taken, and those that are no inputs."""
+
+    problems: list[tuple[str, Problem]] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def each(self, call: Callable[[Any], T], items: Iterable[str | Part]) -> list[T]:
+        """Return what `call` returns for each item, a column's name or part, where it succeeds."""
+        found = []
+        for item in items:
+            name = item if isinstance(item, str) else item.name
+            try:
+                found.append(call(item))
+            except Problem as problem:
+                self.problems.append((name, problem))
+            except Left as reason:
+                self.left[name] = str(reason)
+        return found
+
+
+def _columns(
+    place: str, wishes: Wishes, findings: _Findings, parts: list[Part], target: list[Column]
+) -> Columns:
+    """Return the columns of the features' parts and of a target."""
+    features = findings.each(partial(_feature, wishes), parts)
     lengths = {each.length: each.name for each in features if each.kind == "window"}
+    problems = findings.problems
     if len(lengths) > 1:
         first, *_, last = lengths
         found = f"lists of {last} values, others have {first}"
         problems.append((lengths[last], Problem(found, "give all lists one length", "skip")))
     if problems:
-        raise Problems(rows.place, problems, wishes)
+        raise Problems(place, problems, wishes)
     if not features:
-        why = ", ".join(f"{name} ({reason})" for name, reason in left[:MOST_SHOWN])
+        left = [*findings.left.items()][:MOST_SHOWN]
+        why = ", ".join(f"{name} ({reason})" for name, reason in left)
         raise TaskError(
-            f"{rows.place}: dataset.inputs= must name at least one column: all are left out"
+            f"{place}: dataset.inputs= must name at least one column: all are left out"
             + (f", {why}" if why else "")
         )
-    return Columns(tuple(features), target, wishes.group, wishes.reading, tuple(left))
+    left_out = tuple(findings.left.items())
+    return Columns(tuple(features), tuple(target), wishes.group, wishes.reading, left_out)
+
+
+def _target(wishes: Wishes, part: Part) -> Column:
+    """Return the column of a target. Raises `Problem`."""
+    if part.known < part.rows:
+        found = f"{part.rows - part.known:,} of {part.rows:,} rows without a value"
+        key = "drop_missing" if part.known and not wishes.plain else ""
+        cure = "the target: dataset.drop_missing=true leaves them out" if key else OTHER
+        raise Problem(found, cure, key)
+    if part.column.kind != "category" and not (part.pair and part.texts > 1):
+        return part.column
+    many = part.texts > max(part.filled / 2, FEW_ROWS / 2)
+    if many and wishes.classes is None and not wishes.plain:
+        raise Problem(f"{part.texts:,} different texts in {part.filled:,} rows", OTHER)
+    names = class_names(part.counts, wishes.classes, wishes.on_device)
+    return Column(part.name, "category", values=names)
+
+
+def _feature(wishes: Wishes, part: Part) -> Column:
+    """Return the column of an input. Raises `Problem` or `Left`."""
+    column, name = part.column, part.name
+    column = replace(column, missing=(part.rows - part.known) / max(part.rows, 1))
+    named = wishes.inputs is not None or name in wishes.kinds or wishes.plain
+    if column.kind == "category":
+        if not named and part.filled >= FEW_ROWS and part.texts > part.filled / 2:
+            found = f"{part.texts:,} different texts in {part.filled:,} rows"
+            cure = f"free text: leave it out, or dataset.kinds={{{name}: category}}"
+            raise Problem(found, cure, "skip")
+        ranked = sorted(part.counts, key=lambda text: (-part.counts[text], text))
+        if not named and len(ranked) + (part.unnamed > 0) < 2 and not (ranked and column.missing):
+            raise Left("rare texts" if part.unnamed else "constant" if part.known else "empty")
+        # a single further text needs no other place
+        other = len(ranked) > MOST_TEXTS + 1 or part.unnamed > 0
+        return replace(column, values=(*ranked[: MOST_TEXTS + (not other)],), other=other)
+    if named or column.kind == "window":
+        return column
+    if not part.known:
+        raise Left("empty")
+    if part.constant and not column.missing:
+        raise Left("constant")
+    if part.numbered:
+        cure = f"a row number? leave it out, or dataset.kinds={{{name}: number}}"
+        raise Problem(f"{part.filled:,} different whole numbers", cure, "skip")
+    return column
 
 
 def _expect_known(rows: Rows, wishes: Wishes) -> None:
@@ -207,6 +299,14 @@ class _Learner:
         for place, name in enumerate(rows.names):
             self._places.setdefault(name, []).append(place)
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the features, and of columns that may be some."""
+        if self.wishes.inputs is not None:
+            return self.wishes.inputs
+        used = {*self.wishes.target, self.wishes.group}
+        return [name for name in self._places if name not in used]
+
     def _cells(self, name: str) -> Any:
         places = self._places[name]
         if len(places) > 1:
@@ -214,46 +314,38 @@ class _Learner:
             raise Problem(f"{len(places)} columns have this name", "rename all but one", key)
         return self.rows.table.column(places[0])
 
-    def target(self, name: str) -> Column:
-        """Return the column of a target, without statistics. Raises `Problem`."""
+    def target(self, name: str) -> Part:
+        """Return what all rows say of a target. Raises `Problem`."""
         found, wishes = self._cells(name), self.wishes
-        several, plain = len(wishes.target) > 1, wishes.plain
-        other = "the target: name another as dataset.target="
+        several, plain, pair = len(wishes.target) > 1, wishes.plain, False
         try:
             places, texts = cells.encoded(found, self._missing)
             number = several or self._kind(name, found).kind == "number"
             asked = wishes.kinds.get(name, "category" if wishes.classes and not several else None)
             if asked is None and not several and not cells.is_text(found.type):
-                two = len(texts) == 2 and cells.share(texts, places, r"^-?\d+$") == 1
-                asked = "category" if str(found.type) == "bool" or (two and not plain) else None
-            if number and asked is None and (several or self._numeric(found) == 1):
-                cells.numbers(self.rows, found)
+                two = len(texts) < 3 and cells.share(texts, places, r"^-?\d+$") == 1
+                asked = "category" if str(found.type) == "bool" else None
+                pair = asked is None and two and not plain
             elif asked not in (None, "category", "number"):
                 raise OddCells(f"the kind {asked}, and a number or a category is taken")
+            number = number and asked is None and (several or self._numeric(found) == 1)
+            if asked != "number" and not number:
+                return self._category(Column(name, "category"), found)
+            whole = plain and not several and str(found.type).startswith(("int", "uint"))
+            column = Column(name, "integer" if whole else "number")
+            part = self._measured(column, cells.numbers(self.rows, found))
+            counts = self._category(column, found).counts if pair else {}
+            return replace(part, counts=counts, pair=pair, texts=len(texts))
         except OddCells as odd:
-            raise Problem(str(odd), other) from odd
-        filled = int((places >= 0).sum())
-        if filled < len(places):
-            found_none = f"{len(places) - filled:,} of {len(places):,} rows without a value"
-            key = "drop_missing" if filled and not plain else ""
-            cure = "the target: dataset.drop_missing=true leaves them out" if key else other
-            raise Problem(found_none, cure, key)
-        whole = plain and str(found.type).startswith(("int", "uint"))
-        if asked == "number" or (asked is None and number and self._numeric(found) == 1):
-            return Column(name, "integer" if whole and not several else "number")
-        if len(texts) > max(filled / 2, FEW_ROWS / 2) and wishes.classes is None and not plain:
-            raise Problem(f"{len(texts):,} different texts in {filled:,} rows", other)
-        names = class_names(texts.to_pylist(), wishes.classes, wishes.on_device)
-        return Column(name, "category", values=names)
+            raise Problem(str(odd), OTHER) from odd
 
-    def feature(self, name: str) -> Column:
-        """Return the column of an input. Raises `Problem` or `Left`."""
+    def feature(self, name: str) -> Part:
+        """Return what the rows say of an input. Raises `Problem` or `Left`."""
         wishes = self.wishes
-        asked = wishes.kinds.get(name)
-        named = wishes.inputs is not None or asked is not None or wishes.plain
         if name in wishes.skip:
             raise Left("dataset.skip")
-        if INDEX.fullmatch(name) and not wishes.index and wishes.inputs is None and not asked:
+        named = wishes.index or wishes.inputs is not None or name in wishes.kinds
+        if INDEX.fullmatch(name) and not named:
             raise Left("pandas' index" if name else "without a name")
         found = self._cells(name)
         column = Column(name)
@@ -262,28 +354,21 @@ class _Learner:
             if column.kind == "window":
                 window = cells.windows(self.rows, found)
                 flat = window[self.train].ravel().astype(np.float64)
-                return self.scaled(replace(column, length=window.shape[1]), flat)
+                return self._measured(replace(column, length=window.shape[1]), flat)
             if column.kind == "category":
-                return self._category(column, found, named)
+                return self._category(column, found)
             values = values_of(self.rows, found, column)
         except OddCells as odd:
             raise self._problem(name, found, column.kind, odd) from odd
         if column.kind == "date" and (values[~np.isnan(values)] % 1).any():
             column = replace(column, kind="time")
-        used = values[self.train]
-        column = self.scaled(column, used)
         if wishes.plain and (gaps := np.isnan(values)).any():
             first, count = self.rows.row(int(gaps.argmax())), int(gaps.sum())
             said = f"no value in {count:,} of {len(values):,} rows, first in {first}"
             raise Problem(said, "fill them, name other dataset.inputs=, or take dataset=table")
-        if not named and np.isnan(used).all():
-            raise Left("empty")
-        if not named and not column.missing and used.min() == used.max():
-            raise Left("constant")
-        if not named and self._numbers_rows(name, found, values):
-            cure = f"a row number? leave it out, or dataset.kinds={{{name}: number}}"
-            raise Problem(f"{len(values):,} different whole numbers", cure, "skip")
-        return column
+        part = self._measured(column, values[self.train])
+        numbered = self._numbers_rows(name, found, values)
+        return replace(part, filled=int((~np.isnan(values)).sum()), numbered=numbered)
 
     def _problem(self, name: str, found: Any, kind: str, odd: OddCells) -> Problem:
         if self.wishes.plain:
@@ -314,8 +399,7 @@ class _Learner:
             return Column(name, "date")
         if self._numeric(found) >= 0.5:  # others are shown as no numbers
             return Column(name)
-        places, texts = cells.encoded(found, self._missing)
-        filled = int((places >= 0).sum())
+        texts = cells.encoded(found, self._missing)[1]
         forms = [
             form
             for form in DATES
@@ -326,43 +410,36 @@ class _Learner:
         if forms and len(texts):
             cure = f"day or month first? this is {forms[0]}"
             raise Problem(f'dates such as "{tidy(texts[0])}"', cure, "kinds", forms[0])
-        free = filled >= FEW_ROWS and len(texts) > filled / 2
-        if free and self.wishes.inputs is None and name not in self.wishes.target:
-            said = f"{len(texts):,} different texts in {filled:,} rows"
-            cure = f"free text: leave it out, or dataset.kinds={{{name}: category}}"
-            raise Problem(said, cure, "skip")
         return Column(name, "category")
 
-    def _category(self, column: Column, found: Any, named: bool) -> Column:
+    def _category(self, column: Column, found: Any) -> Part:
+        """Return what the rows say of a column of texts."""
         places, texts = cells.encoded(found, self._missing)
         used = places[self.train]
         counts = np.bincount(used[used >= 0], minlength=len(texts))
         seen = np.flatnonzero(counts)
-        ranked = sorted(zip((-counts[seen]).tolist(), texts.take(seen).to_pylist(), strict=True))
-        missing = float((used < 0).sum() / max(len(used), 1))
-        if not named and len(ranked) < 2 and (not ranked or not missing):
-            raise Left("constant" if ranked else "empty")
-        other = len(ranked) > MOST_TEXTS + 1  # a single further text needs no other place
-        kept = ranked[: MOST_TEXTS if other else MOST_TEXTS + 1]
-        values = tuple(text for _, text in kept)
-        return replace(column, missing=missing, other=other, values=values)
+        pairs = zip(texts.take(seen).to_pylist(), counts[seen].tolist(), strict=True)
+        known, filled = (int((each >= 0).sum()) for each in (used, places))
+        return Part(column, len(used), known, counts=dict(pairs), filled=filled, texts=len(texts))
 
-    def scaled(self, column: Column, used: cells.Floats | None = None) -> Column:
-        """Return a column with the mean, deviation and share of missing values of training rows.
+    def scaled(self, column: Column) -> Column:
+        """Return a column with the mean and the deviation of its training rows."""
+        values = cells.numbers(self.rows, self._cells(column.name))
+        return self._measured(column, values[self.train]).column
 
-        `used`: their values; None: those of the column's cells.
-        """
-        if used is None:
-            used = cells.numbers(self.rows, self._cells(column.name))[self.train]
+    def _measured(self, column: Column, used: cells.Floats) -> Part:
+        """Return what values say of a column of numbers; `used`: float64 (k,), NaN for gaps."""
         good = used[~np.isnan(used)]
         if not len(good):
-            return replace(column, missing=float(len(used) > 0))
+            return Part(column, len(used))
         largest = np.abs(good).max() or 1.0
         part = good / largest  # squares of large numbers overflow
         mean, std = float(part.mean() * largest), float(part.std() * largest)
-        if good.min() == good.max():  # the mean may be rounded, and the deviation is not 0 then
+        constant = bool(good.min() == good.max())
+        if constant:  # the mean may be rounded, and the deviation is not 0 then
             mean, std = float(good[0]), 1.0
-        return replace(column, mean=mean, std=std or 1.0, missing=1 - len(good) / len(used))
+        column = replace(column, mean=mean, std=std or 1.0)
+        return Part(column, len(used), len(good), len(good), constant)
 
     def _numbers_rows(self, name: str, found: Any, values: cells.Floats) -> bool:
         """Return whether a column seems to number the rows."""

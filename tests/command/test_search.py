@@ -1,0 +1,184 @@
+"""`compare goal=`: the order of methods at a goal, the fewest bytes, and the commands it prints."""
+
+import math
+import re
+import shlex
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import t as student
+
+from edgewire.command import search
+from edgewire.command.compare import Method, compare
+from edgewire.command.main import cli
+from edgewire.command.search import Reached, judge, losses, predicted
+from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.report.reader import ResultsError
+from edgewire.report.runs import read_settings
+from tests.runs import composed, history_of
+
+MAE = MainMetric("mae")
+QUICK = ["nodes=2", "rounds=4", "engine.workers=1", "local_steps=4", "algorithm=fedavg_f2i_both"]
+
+
+def ran(values, seconds=1.0, metric=ACCURACY, diverged=False, seed=0):
+    """Return a run whose rounds take `seconds` each."""
+    rows = [
+        {"round": n, metric.name: value, "virtual_seconds": n * seconds}
+        for n, value in enumerate(values)
+    ]
+    shown = {metric.name: {"name": metric.name, "higher": metric.higher, "share": metric.share}}
+    result = {"seed": seed, "metrics": shown, metric.name: values[-1]}
+    history = SimpleNamespace(history=lambda: rows)
+    return SimpleNamespace(as_run=lambda: history, diverged=diverged, values=result)
+
+
+RUNS = {
+    Method("slow"): ran([0.1, 0.8, 0.9], seconds=9),
+    Method("fast"): ran([0.1, 0.5, 0.8, 0.85], seconds=1),
+    Method("weak"): ran([0.1, 0.2, 0.3], seconds=0.1),
+    Method("quick"): ran([0.1, 0.7, 0.84], seconds=0.5),
+    Method("lost"): ran([0.1, 0.99], seconds=0.1, diverged=True),
+    Method("blind"): ran([None, None]),
+}
+
+
+def order(runs, goal, metric=ACCURACY):
+    return [each.name for each in judge(runs, metric, goal)]
+
+
+def test_the_soonest_at_a_goal_that_half_reach_comes_first():
+    runs = {method: RUNS[method] for method in list(RUNS)[:4]}
+    assert order(runs, 0.85) == ["fast", "slow", "quick", "weak"]
+
+
+def test_at_a_goal_that_few_reach_the_level_is_one_that_most_reach():
+    found = order(RUNS, 0.9)
+    assert found[:4] == ["quick", "fast", "slow", "weak"]
+    assert {*found[4:]} == {"lost", "blind"}
+
+
+def test_a_preset_is_judged_by_its_best_rate():
+    runs = {
+        Method("a", "0.1"): ran([0.1, 0.9]),
+        Method("a", "0.3"): ran([0.1, 0.2, 0.95], 0.2),
+        Method("b", "0.1"): ran([0.1, 0.6]),
+        Method("b", "0.3"): ran([0.1, 0.7]),
+    }
+    assert [(each.name, each.lr) for each in judge(runs, ACCURACY, 0.9)] == [
+        ("a", "0.3"),
+        ("b", "0.3"),
+    ]
+
+
+def test_less_is_better_for_an_error():
+    values = {"good": 0.1, "fair": 0.11, "bad": 3.0}
+    runs = {Method(name): ran([9, last], metric=MAE) for name, last in values.items()}
+    assert order(runs, 0.05, MAE)[-1] == "bad"
+    assert order(runs, 0.1, MAE)[0] == "good"
+
+
+@pytest.mark.parametrize(
+    ("goal", "runs", "said"),
+    [
+        (0.1, RUNS, r"already reaches accuracy 10\.00 %"),
+        (0.9, {m: RUNS[m] for m in list(RUNS)[4:]}, "no run has a value of accuracy"),
+    ],
+)
+def test_goals_without_an_order_are_refused(goal, runs, said):
+    with pytest.raises(ResultsError, match=said):
+        order(runs, goal)
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=1), st.floats(0, 1.2), st.booleans())
+def test_a_run_reaches_a_level_in_the_first_round_that_has_it(values, level, higher):
+    metric = MainMetric("value", higher)
+    found = Reached.of(ran(values, 2.0, metric), metric, level)
+    at = [n for n, v in enumerate(values) if (v >= level if higher else v <= level)]
+    assert found.seconds == (2.0 * at[0] if at else math.inf)
+    assert abs(found.worth) == (max if higher else min)(values)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=2, max_size=20))
+def test_a_prediction_is_the_upper_end_of_students_interval_for_a_further_value(values):
+    mean, count = sum(values) / len(values), len(values)
+    spread = math.sqrt(sum((each - mean) ** 2 for each in values) / (count - 1))
+    bound = mean + student.ppf(0.9, count - 1) * spread * math.sqrt(1 + 1 / count)
+    assert predicted(values) == pytest.approx(bound, abs=1e-9)
+
+
+def test_one_value_or_a_run_without_one_predicts_nothing():
+    assert predicted([0.1]) == predicted([0.1, math.inf, 0.2]) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("metric", "ours", "theirs", "lost"),
+    [
+        (ACCURACY, 0.96, 0.97, 1.0),
+        (ACCURACY, 0.98, 0.97, -1.0),
+        (MAE, 1.03, 1.0, 1.0),
+        (MAE, 0.0, 0.0, 0.0),
+        (MainMetric("r2", True), 0.97, 1.0, 1.0),
+        (MAE, None, 1.0, math.inf),
+    ],
+)
+def test_a_loss_is_in_points_or_thirds_of_a_percent(metric, ours, theirs, lost):
+    runs = [[ran([value], metric=metric, seed=3)] for value in (ours, theirs)]
+    assert losses(*runs) == pytest.approx([lost])
+    assert losses([ran([ours], metric=metric, seed=4)], runs[1]) == [math.inf]
+
+
+@pytest.fixture
+def printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        code = compare(list(words))
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def test_the_chosen_run_reaches_the_goal_at_the_printed_time(printed, tmp_path, monkeypatch):
+    code, text = printed(*QUICK, "seed=0,1", "lr=0.1", "network=1/0.5", "goal=accuracy:0.6")
+    assert code == 0
+    chosen = re.search(r"^or +python run.py (.*)$", text, re.M)[1]
+    assert "network.up_mbps=0.5" in chosen
+    shown = re.search(r"^\S.* ([\d.]+) s +[\d.]+ % ", text, re.M)[1]  # the first row
+    file = re.search(r"^run it +python run.py (.*)$", text, re.M)[1]
+    monkeypatch.setattr("sys.argv", ["run.py", *shlex.split(file)])
+    cli()
+    (folder,) = (path.parent for path in tmp_path.glob("outputs/*/*/result.json"))
+    rows = history_of(folder)
+    reached = next(row["virtual_seconds"] for row in rows if row["accuracy"] >= 0.6)
+    assert float(shown) == pytest.approx(reached, rel=0.01)
+    same, saved = composed(*shlex.split(chosen)), read_settings(folder)
+    assert saved["lr"] == str(same.lr)
+    assert [saved[key] for key in ("seed", "rounds", "nodes")] == [
+        str(same[key]) for key in ("seed", "rounds", "nodes")
+    ]
+    devices = re.search(r"^on devices +python run.py (.*)$", text, re.M)[1]
+    assert "engine=superlink" in devices
+    assert "network" not in devices
+
+
+def test_a_goal_that_no_method_reaches_has_its_own_exit_code(printed):
+    words = ["seed=0", "network=lora", "goal=accuracy:1", "rounds=2", "lr=0.1"]
+    code, text = printed(*QUICK, *words)
+    assert code == search.NOT_REACHED
+    assert re.search(r"the goal is not reached: the best is \S+ % \(\S+\)", text)
+
+
+@pytest.mark.parametrize(("limit", "code"), [("99", 0), ("1e-9", 3)])
+def test_the_fewest_bytes_within_a_limit(limit, code, printed, monkeypatch):
+    monkeypatch.setattr(search, "NEW_SEEDS", 2)
+    monkeypatch.setattr(search, "FIDELITIES", ("low",))
+    words = ["rounds=2", "seed=0", "lr=0.1", "algorithm=edgewire"]
+    found, text = printed(*QUICK, *words, f"goal=within:{limit}")
+    assert found == code
+    assert "few bytes (edgewire) fidelity=low" in text
+    if code == 0:
+        assert re.search(r"on devices .* algorithm=edgewire fidelity=low lr=0.1", text)
+        assert "validate" not in text.partition("on devices")[2]

@@ -1,0 +1,102 @@
+"""`load_model`, `predict`, `export` and `start=`: a run's model in use, and trained on."""
+
+import csv
+
+import pandas as pd
+import pytest
+from huggingface_hub import ModelCard
+
+import edgewire
+from edgewire.report.card import CARD
+from edgewire.task.errors import TaskError
+from tests.runs import history_of, result_of, write_photos
+
+SMALL = ("rounds=2", "nodes=2", "engine.workers=1")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    for seed, part in enumerate(("train", "test")):
+        write_photos(folder / part, seed)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(photos):
+    """Return the folder of a run with photos."""
+    words = ("dataset=imagefolder", f"dataset.root={photos}", "model=lenet5")
+    folder = f"hydra.run.dir={photos.parent / 'a run'}"
+    return edgewire.train(*SMALL, *words, folder.replace(" ", "_"), progress=False).folder
+
+
+def test_a_run_is_used_exported_and_trained_on(cli, run, photos, tmp_path):
+    """The figures are the run's, predictions go to CSV, and a new run begins at the run's value."""
+    result = result_of(run)
+    out = tmp_path / "p.csv"
+    code, printed = cli("predict", str(run), str(photos / "test"), "--out", str(out))
+    assert code == 0
+    first, metrics, counts, files = printed.out.splitlines()
+    assert first.startswith("photos") or "lenet5" in first
+    assert f"accuracy {100 * result['accuracy']:.2f} %" in metrics
+    assert counts.startswith("class      ")
+    assert files.startswith(f"files      {out}: 20 rows of class, probability")
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [rows[0]["id"], rows[19]["id"]] == ["cat/0.png", "dog/9.png"]
+    assert all(abs(float(r["p(cat)"]) + float(r["p(dog)"]) - 1) < 1e-5 for r in rows)
+    model = edgewire.load_model(run / "model.safetensors")
+    table = model.predict(photos / "test")
+    assert table.attrs["metrics"]["loss"] == result["loss"]
+    assert list(table["class"]) == [row["class"] for row in rows]
+
+    assert cli("export", str(run), "torch")[0] == 0
+    assert (run / "model.pt2").stat().st_size > 1000
+    on = tmp_path / "on"
+    assert cli(f"start={run}", "rounds=1", f"hydra.run.dir={on}")[0] == 0
+    assert history_of(on)[0]["loss"] == result["loss"]
+    assert result_of(on)["data"] == result["data"]
+    code, printed = cli(f"resume={run}")
+    assert (code, "start=" in printed.err) == (2, True)
+
+
+def test_the_card_is_the_hubs(run):
+    """Its head has the metrics, and its text the classes and nodes."""
+    result = result_of(run)
+    card = ModelCard.load(run / CARD)
+    assert (card.data.license, card.data.library_name) == ("other", "edgewire")
+    assert card.data.pipeline_tag == "image-classification"
+    found = {each.metric_type: each.metric_value for each in card.data.eval_results}
+    assert (found["accuracy"], found["loss"]) == (result["accuracy"], result["loss"])
+    for text in ("load_model", "| cat |", "| node 2 |", "95 % interval", "dataset=imagefolder"):
+        assert text in card.text
+    assert str(run.parent) not in card.text
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["predict"], "the following arguments are required: run, file; usage"),
+        (["predict", "RUN", "x", "--nothing"], "unrecognized arguments: --nothing; usage"),
+        (["predict", "nowhere", "x"], "nowhere is no model's file"),
+        (["predict", "RUN", "nowhere.png"], "nowhere.png: there is no such file or folder"),
+        (["predict", "RUN", "RUN"], "has no class folders"),
+        (["predict", "RUN", "RUN/result.json"], "give photos, or arrays in an .npy or .npz file"),
+        (["export", "RUN", "tflite"], "tflite is no format: give one of onnx, pte, torch"),
+        (["start=nowhere", "rounds=1"], "start=nowhere: there is no "),
+        (["start=RUN", "model=mlp"], "takes single keys"),
+        (["start=RUN", "start=RUN"], "the folder of one run"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(words, line, cli, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, printed = cli(*(word.replace("RUN", str(run)) for word in words))
+    assert (code, len(printed.err.strip().splitlines())) == (2, 1)
+    assert line in printed.err
+    assert {each.name for each in tmp_path.iterdir()} <= {"outputs"}
+    assert not [*tmp_path.glob("outputs/**/result.json")]
+
+
+def test_python_gets_an_exception(run):
+    with pytest.raises(TaskError, match="takes no rows of a table"):
+        edgewire.load_model(run).predict(pd.DataFrame({"a": [1]}))
