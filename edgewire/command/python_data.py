@@ -58,7 +58,7 @@ def data_in(
     file = folder / (TABLE if is_table else ARRAYS)
     try:
         starts = any(word.startswith(f"{START}=") for word in words)  # with a run's configuration
-        if is_table and target is None and not starts:
+        if hasattr(data, "columns") and target is None and not starts:
             raise ConfigError("data= needs target=, the column to predict, as in target='churn'")
         found = (_table if is_table else _arrays)(data, target, file)
         found = [] if starts else found

@@ -31,7 +31,7 @@ from edgewire.report.comparison import PERCENT, table_of
 from edgewire.report.format import NOTHING, decimals, human_bytes, human_seconds
 from edgewire.report.metric import MainMetric, main_of
 from edgewire.report.reader import ResultsError
-from edgewire.report.runs import first_at
+from edgewire.report.runs import by_seed, first_at
 from edgewire.strategy.run.whole_files import replace_file
 
 # methods that train whole models in rounds of several local steps; `minutes=` takes the first ones
@@ -281,7 +281,8 @@ def losses(ours: Sequence[RunResult], theirs: Sequence[RunResult]) -> list[float
     """
     metric = main_of(theirs[0].values)
     values, others = (
-        shared.by_seed([run for run in runs if not run.diverged], metric) for runs in (ours, theirs)
+        by_seed([run.as_run() for run in runs if not run.diverged], metric.name, metric.scale)
+        for runs in (ours, theirs)
     )
     if len(values) < len(ours) or values.keys() - others.keys() or not ours:
         return [math.inf]
