@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from edgewire.command.exit import RunFailed, mistakes_fail
 from edgewire.command.use import exported, load_model
+from edgewire.conf.network import Network, network_named
 from edgewire.report.comparison import LINK, comparison, table_of, times_over
 from edgewire.report.curves import evenly, is_plain, legend
 from edgewire.report.metric import main_of
@@ -279,13 +280,16 @@ class SweepResult(list[RunResult]):
         name of a choice of `network=`. Runs that differ in the seed only count as one: the one in
         the middle is returned. Raises `RunFailed` if no run reaches the goal.
         """
-        cost = partial(_cost, goal=goal, network=network)
-        with mistakes_fail():
-            seeds = [sorted(runs, key=cost) for runs in self.groups.values()]
-            run = min((each[len(each) // 2] for each in seeds), key=cost, default=None)
-            if run is None or cost(run) == math.inf:
-                reached = "" if goal is None else f" that reaches {goal:g} over {network}"
-                raise RunFailed(f"no run has a value{reached}; .comparison lists the values")
+        try:
+            link = network_named(network)
+        except ValueError as error:
+            raise RunFailed(str(error)) from None
+        cost = partial(_cost, goal=goal, link=link)
+        seeds = [sorted(runs, key=cost) for runs in self.groups.values()]
+        run = min((each[len(each) // 2] for each in seeds), key=cost, default=None)
+        if run is None or cost(run) == math.inf:
+            reached = "" if goal is None else f" that reaches {goal:g} over {network}"
+            raise RunFailed(f"no run has a value{reached}; .comparison lists the values")
         return next(each for each in self if each.folder == run.folder)
 
     def __repr__(self) -> str:
@@ -301,8 +305,8 @@ class SweepResult(list[RunResult]):
         return [*lines, *(f"{folder}: not begun" for folder in self.not_begun)]
 
 
-def _cost(run: Run, goal: float | None, network: str) -> float:
-    """Return the seconds until a goal over a network, or without a goal minus the value's worth.
+def _cost(run: Run, goal: float | None, link: Network) -> float:
+    """Return the seconds until a goal over a link, or without a goal minus the value's worth.
 
     It is infinity for a run that has diverged, that does not reach the goal, or without a value.
     """
@@ -312,7 +316,7 @@ def _cost(run: Run, goal: float | None, network: str) -> float:
     if goal is None:
         value = number(run.result.get(metric.name))
         return math.inf if value is None else -value if metric.higher else value
-    for row, seconds in zip(run.history(), times_over(run, network), strict=True):
+    for row, seconds in zip(run.history(), times_over(run, link), strict=True):
         value = number(row.get(metric.name))
         if value is not None and metric.reaches(value, goal) and row.get("round"):
             return math.inf if seconds is None else seconds

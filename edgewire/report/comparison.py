@@ -8,7 +8,7 @@ from statistics import fmean
 
 from rich.table import Table
 
-from edgewire.conf.network import network_named
+from edgewire.conf.network import Network, network_named
 from edgewire.report.estimate import Estimate, estimate, paired
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.link_time import seconds_over
@@ -82,7 +82,7 @@ def verdict(difference: Estimate, metric: MainMetric, base: float) -> str:
     return f"{sign}{difference.text(places)}{unit}: {word}"
 
 
-def times_over(run: Run, link: str) -> list[float | None]:
+def times_over(run: Run, link: Network) -> list[float | None]:
     """Return the estimated seconds over a link until each row of a run's history.
 
     They are None if the link would decide which replies are used, and for a run without a folder.
@@ -90,9 +90,9 @@ def times_over(run: Run, link: str) -> list[float | None]:
     settings, rows = {} if run.folder is None else read_settings(run.folder), run.history()
     if any(settings.get(key, "null") not in ("null", "1", "1.0") for key in DECIDED_BY_LINK):
         return [None] * len(rows)
-    return seconds_over(network_named(link), rows, run.result, settings)
+    return seconds_over(link, rows, run.result, settings)
 
 
 def seconds_at_end(run: Run) -> float | None:
     """Return the estimated seconds of a run over the link; None if it cannot be estimated."""
-    return next(reversed(times_over(run, LINK)), None)
+    return next(reversed(times_over(run, network_named(LINK))), None)

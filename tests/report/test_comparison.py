@@ -2,6 +2,7 @@
 
 import pytest
 
+from edgewire.conf.network import network_named
 from edgewire.report.comparison import comparison, times_over, verdict
 from edgewire.report.estimate import Estimate
 from edgewire.report.metric import ACCURACY, MainMetric
@@ -41,6 +42,8 @@ def test_a_run_whose_link_decides_which_replies_are_used_has_no_time_on_another(
     history = [{"round": n, "uplink_bytes": 9 * n, "downlink_bytes": 9 * n} for n in range(3)]
     add_job(tmp_path, "algorithm=esgd", history, nodes=2)
     (run,) = read_runs([tmp_path])[0]
-    assert times_over(run, "lora")[-1] > 4  # two rounds, with a second of latency in each direction
+    assert (
+        times_over(run, network_named("lora"))[-1] > 4
+    )  # two rounds, with a second of latency in each direction
     (tmp_path / ".hydra" / "config.yaml").write_text("strategy: {deadline: 3}")
-    assert times_over(run, "lora") == [None] * 3
+    assert times_over(run, network_named("lora")) == [None] * 3
