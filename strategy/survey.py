@@ -66,6 +66,7 @@ def survey(grid: OrderedGrid, config: Config, folder: Path) -> None:
     cost: dict[str, Any] = {"nodes": len(nodes) - len(out), "asked": len(nodes)}
     cost |= {"uplink_bytes": up, "downlink_bytes": down}
     cost["classes"] = [counts.get(name, 0) for name in columns.classes]
+    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**json.loads(columns.to_json()), "survey": cost}, ensure_ascii=False)
     replace_file(folder / "columns.json", text + "\n")
     replace_file(folder / "result.json", json.dumps({"ended": "finished"}) + "\n")
