@@ -121,7 +121,8 @@ def _expect_trusted(info: ModelInfo, packages: Sequence[str]) -> None:
         group, top = key.partition(".")[0], name.partition(".")[0]
         listed = name in TRANSFORMS if group == "transform" else is_ours(group, name)
         if not listed and not grants.allows(name) and top not in packages:
-            said = "has other contents here" if top in own else "is not EdgeWire's"
+            gone = "is not here, or has other contents than the run's"
+            said = gone if top in own else "is not EdgeWire's"
             raise ConfigError(
                 f"{key}={abbreviate(name)}: its package {said}; if you trust it, name it: "
                 f"--packages={abbreviate(top)} (in Python: load_model(RUN, packages=['{top}']))"

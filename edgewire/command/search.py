@@ -212,10 +212,12 @@ def _print_commands(runs: Runs, method: Method, seed: int) -> None:
     file = ["--config-path", str(runs.folder), "--config-name", "chosen"]
     file += [f"--config-dir={asked.folders['config_dir']}"] if "config_dir" in asked.folders else []
     words = [*asked.options, *asked.task]
+    kept = [word for word in words if not word.startswith("engine")]
+    devices = [*kept, "engine=superlink", "network=ideal", *own[:-1]]
     runs.print(
         f"run it      python run.py {shlex.join(file)}",
         f"or          python run.py {shlex.join([*words, *asked.network, *own])}",
-        f"on devices  python run.py {shlex.join([*words, 'engine=superlink', *own[:-1]])}",
+        f"on devices  python run.py {shlex.join(devices)}",
     )
 
 
@@ -242,6 +244,7 @@ def _fewest(asked: Asked, limit: float, runs: Runs) -> int:
     ordered = sorted(done, key=lambda each: size[each])
     few = [m for m in ordered if size[m] < size[plain] and losses(done[m], done[plain])[0] <= limit]
     chosen: Method | None = None
+    most = {plain: math.inf}  # of methods: what a new seed loses at most
     while few and chosen is None:
         pair, few = few[:2], few[2:]
         tried = pair if len(done[plain]) > 1 else [plain, *pair]
@@ -249,8 +252,8 @@ def _fewest(asked: Asked, limit: float, runs: Runs) -> int:
         seeds = range(first, first + NEW_SEEDS)
         for method, found in runs.make(f"seeds-{len(few)}", tried, seeds).items():
             done[method] += found
-        new = {each: losses(done[each][1:], done[plain]) for each in pair}
-        chosen = next((each for each in pair if predicted(new[each]) <= limit), None)
+        most |= {each: predicted(losses(done[each][1:], done[plain])) for each in pair}
+        chosen = next((each for each in pair if most[each] <= limit), None)
     metric = main_of(done[plain][0].values)
     unit, scale = ("points", 1.0) if metric.share else ("%", PERCENT)
     table = table_of("method", f"loss, {unit}", "of a new seed", "up", "down", "seeds")
@@ -265,7 +268,10 @@ def _fewest(asked: Asked, limit: float, runs: Runs) -> int:
     runs.print(f"goal: the {aim}, {metric.name} · {task}", table, *runs.failed)
     runs.print("on a part of the training set; of a new seed: the loss that 9 of 10 stay below")
     if chosen is None:
-        runs.print("no method is surely within the limit: stay uncompressed, or allow more")
+        near = min(most, key=lambda each: most[each])
+        more = f", or allow more: {near} is within {most[near] * scale:.2g} {unit}"
+        more = more if most[near] < math.inf else ""
+        runs.print(f"no method is surely within the limit: stay uncompressed{more}")
         return NOT_REACHED
     final = replace(chosen, words=chosen.words[len(LARGE) :])
     runs.print(f"chosen: {final}")
