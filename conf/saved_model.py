@@ -7,6 +7,7 @@ caller allows, or that lie here as files of the user's own with the same content
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -127,7 +128,7 @@ def _expect_trusted(info: ModelInfo, packages: Sequence[str]) -> None:
                 f"--packages={abbreviate(top)} (in Python: load_model(RUN, packages=['{top}']))"
             )
     tops = [name.partition(".")[0] for name in (*trusted, *packages)]
-    import_packages([name for name in dict.fromkeys(tops) if name != "__main__"])
+    import_packages([name for name in dict.fromkeys(tops) if name not in sys.modules])
 
 
 def _made(info: ModelInfo, tensors: dict[str, Tensor]) -> Predictor:

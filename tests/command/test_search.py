@@ -34,7 +34,7 @@ def ran(values, seconds=1.0, metric=ACCURACY, diverged=False, seed=0):
     ]
     shown = {metric.name: {"name": metric.name, "higher": metric.higher, "share": metric.share}}
     result = {"seed": seed, "metrics": shown, metric.name: values[-1]}
-    history = SimpleNamespace(history=lambda: rows)
+    history = SimpleNamespace(history=lambda: rows, seed=seed, result=result)
     return SimpleNamespace(as_run=lambda: history, diverged=diverged, values=result)
 
 
