@@ -58,13 +58,12 @@ def card(result: Row, folder: Path) -> str:
     """Return the card of a run: `result`: the content of its `result.json`."""
     import yaml  # type: ignore[import-untyped]  # imported here: a command without runs needs none
 
-    data, main = result.get("data") or {}, main_of(result)
-    tables = (
-        ("Classes", ["class", "test samples", "found", "right when named"], 3, _classes(result)),
-        ("Columns", ["column", "role", "kind", "missing", "values"], 0, _columns(folder)),
-        ("Nodes", ["node", "samples", "bytes up", "bytes down", f"{main.name} on its own samples"],
-         4, _nodes(result, folder)),
-    )  # fmt: skip
+    data = result.get("data") or {}
+    sections = {
+        "Classes": _classes(result),
+        "Columns": _columns(folder),
+        "Nodes": _nodes(result, folder),
+    }
     kind = str(data.get("kind", ""))
     task = TASKS.get((str(result["objective"]), kind)) or TASKS.get((str(result["objective"]), ""))
     source = {"images": "FOLDER or PHOTO", "rows": "FILE.csv"}.get(kind, "FILE.npz")
@@ -78,11 +77,7 @@ def card(result: Row, folder: Path) -> str:
         "Or `python run.py predict` and `python run.py export` with this folder.",
         "## Results",
         _results(result, folder),
-        *(
-            f"## {head}\n\n{markdown_table(heads, rows[:SHOWN], numbers)}"
-            for head, heads, numbers, rows in tables
-            if rows
-        ),
+        *(f"## {head}\n\n{text}" for head, text in sections.items() if text),
         "## How it was made",
         _made(result, folder),
         f"## Limits\n\n{LIMITS}",
@@ -128,41 +123,44 @@ def _results(result: Row, folder: Path) -> str:
     return "\n\n".join(each for each in (table, "\n".join(lines)) if each)
 
 
-def _classes(result: Row) -> list[list[str]]:
-    """Return a row for each class: how many were there, found, and named rightly."""
-    table, rows = result.get("confusion") or [], []
-    for at, name in enumerate(result.get("class_names") or []):
-        texts = ["-"] * 3
-        if table:
-            there, said = sum(table[at]), sum(each[at] for each in table)
-            shares = (f"{100 * table[at][at] / n:.1f} %" if n else "-" for n in (there, said))
-            texts = [f"{there:,}", *shares]
-        rows.append([_text(name), *texts])
-    return rows
+def _classes(result: Row) -> str:
+    """Return a table of the classes: how many were there, found, and named wrongly."""
+    table, names = result.get("confusion"), result.get("class_names") or []
+    if not table or len(table) > SHOWN:
+        return ", ".join(map(_text, names[:SHOWN]))
+    rows = []
+    for at, row in enumerate(table):
+        there, said = sum(row), sum(each[at] for each in table)
+        shares = (f"{100 * row[at] / each:.1f} %" if each else "-" for each in (there, said))
+        rows.append([_text(names[at] if at < len(names) else at), f"{there:,}", *shares])
+    return markdown_table(["class", "test samples", "found", "right when named"], rows, 3)
 
 
-def _columns(folder: Path) -> list[list[str]]:
-    """Return a row for each column of a table; none for other data."""
+def _columns(folder: Path) -> str:
+    """Return the columns of a table with their kinds, the inputs first; "" for other data."""
     from edgewire.task.model_info import read_model  # imported here: it needs PyTorch
 
     said: dict[str, Any] = {}
     with suppress(TaskError):
         said = json.loads(read_model(folder)[0].columns or "{}")
-    return [
-        [_text(each["name"]), role, _text(each.get("kind", "number")),
-         f"{100 * each.get('missing', 0):.1f} %",
-         ", ".join(_text(value, 20) for value in each.get("values", ())[:8])]
-        for role in ("target", "features") for each in said.get(role, ())
-    ]  # fmt: skip
+    lines = []
+    for role in ("features", "target"):
+        columns = said.get(role, ())
+        texts = [f"{_text(c['name'])} ({_text(c.get('kind', 'number'))})" for c in columns]
+        more = f" and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else ""
+        lines += [f"* {role}: {', '.join(texts[:SHOWN])}{more}"] if texts else []
+    return "\n".join(lines)
 
 
-def _nodes(result: Row, folder: Path) -> list[list[str]]:
+def _nodes(result: Row, folder: Path) -> str:
+    """Return a table of the nodes."""
     main, rows = main_of(result), []
-    for node in nodes_of(run_of(folder, result)):
+    for node in nodes_of(run_of(folder, result))[:SHOWN]:
         counts = [node.count(key) for key in ("samples", "uplink_bytes", "downlink_bytes")]
         texts = ["-" if each is None else f"{each:,.0f}" for each in counts]
         rows.append([_text(node.label), *texts, main.text(node.count(main.name))])
-    return rows
+    heads = ["node", "samples", "bytes up", "bytes down", f"{main.name} on its own samples"]
+    return markdown_table(heads, rows, 4) if rows else ""
 
 
 def _made(result: Row, folder: Path) -> str:
