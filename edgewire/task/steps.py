@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from edgewire.task.datasets import Data, Split
 from edgewire.task.errors import TaskError, described
 from edgewire.task.objectives import Objective
-from edgewire.task.objectives.base import KEYS, steps_of
+from edgewire.task.objectives.base import KEYS
 from edgewire.task.objectives.regression import Regression
 from edgewire.task.tensors import Tensors, count, leaves, rows, taken
 
@@ -231,6 +231,5 @@ def summed(
                         sums[name] = sums[name] + exact if name in sums else exact
             if between is not None:  # gradients are on: it may start a training process
                 between()
-    for name, parts in keys.items():
-        sums[name] = steps_of(torch.cat(parts))
+    sums |= {name: torch.cat(parts) for name, parts in keys.items()}
     return {name: total.tolist() for name, total in sums.items()}

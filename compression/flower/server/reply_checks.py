@@ -214,15 +214,16 @@ def rebuilt(content: RecordDict, sent: SentMessage, rules: ReplyRules) -> Record
 def _means(sums: Mapping[str, Any], weight: str) -> dict[str, Any]:
     """Return sums over samples divided by the number of samples, which is the metric `weight`.
 
-    Lists of keys stay as they are. Raises `PayloadError` unless their keys rise from 0 to 2^62 and
-    are at most one for each sample and group.
+    Lists of keys stay as they are. Raises `PayloadError` unless they are integers from 0 on, and at
+    most one for each sample and group.
     """
     samples = usable_weight(sums.get(weight), weight)
     found = dict[str, Any]()
     for name, total in sums.items():
         if name.endswith(KEYS):
-            rises = isinstance(total, list) and all(type(s) is int and s >= 0 for s in total)
-            if not rises or sum(total) > MOST or most_in_group(total) > samples:
+            keys = np.array(total)
+            counted = keys.dtype == np.int64 and keys.ndim == 1 and keys.min() >= 0
+            if not counted or most_in_group(keys) > samples:
                 raise PayloadError(f"its {brief(name)} are not the keys of {samples:g} samples")
             found[name] = total
             continue
@@ -232,10 +233,9 @@ def _means(sums: Mapping[str, Any], weight: str) -> dict[str, Any]:
     return {**found, weight: sums[weight]}
 
 
-def most_in_group(steps: Sequence[int]) -> int:
-    """Return the number of keys in the largest group; `steps`: the differences of sorted keys."""
-    groups = np.cumsum(np.array(steps, np.int64)) >> 33
-    return int(np.unique(groups, return_counts=True)[1].max(initial=0))
+def most_in_group(keys: NDArray[np.int64]) -> int:
+    """Return the number of keys in the largest group, of which each has its own bits from 33 on."""
+    return int(np.unique(keys >> 33, return_counts=True)[1].max())
 
 
 def weight_of(content: RecordDict, key: str) -> float:
