@@ -94,10 +94,7 @@ def freeze_others(module: nn.Module, patterns: Sequence[str]) -> None:
     # A parameter that layers share has several names, and each of them may be matched.
     every = list(module.named_parameters(remove_duplicate=False))
     names = [name for name, _ in every]
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
-            raise TaskError(f"trainable={pattern} matches no parameter; there are {listed}")
+    _expect_matches("trainable", patterns, names)
     chosen = {id(p) for name, p in every if _matches(name, patterns)}
     for _, parameter in every:
         parameter.requires_grad_(id(parameter) in chosen)
@@ -122,6 +119,13 @@ def hold_frozen(module: nn.Module, patterns: Sequence[str] | None = None) -> Non
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _expect_matches(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    for pattern in patterns:
+        if not any(_matches(name, [pattern]) for name in names):
+            listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+            raise TaskError(f"{option}={pattern} matches nothing; there are {listed}")
 
 
 def tensors_in(file: str, sha256: str | None = None) -> dict[str, Tensor]:
@@ -162,23 +166,15 @@ def load_tensors(
     parameter with NaN or infinity, and for a pattern that matches no tensor of file and model.
     """
     held = module.state_dict()
-    for pattern in new or ():
-        if not any(fnmatchcase(name, pattern) for name in (*tensors, *held)):
-            raise TaskError(
-                f"model.new={pattern} matches no tensor; there are " + ", ".join([*held][-SHOWN:])
-            )
-    tensors = {name: each for name, each in tensors.items() if not _matches(name, new or ())}
+    new = new or ()
+    _expect_matches("model.new", new, [*reversed(held), *tensors])  # a head's names come first
+    tensors = {name: each for name, each in tensors.items() if not _matches(name, new)}
     for name, tensor in tensors.items():
-        if name not in held or held[name].shape != tensor.shape:
-            there = f"has the shape {tuple(held[name].shape)}" if name in held else "is missing"
+        found, wanted = _form(tensor), _form(held.get(name))
+        if found != wanted:
             raise TaskError(
-                f"model.file={file} has {name[:80]} {tuple(tensor.shape)}, which {there} in the "
-                "model: give the file of this model, or leave tensors out by model.new=[head.*]"
-            )
-        if held[name].is_floating_point() != tensor.is_floating_point():
-            raise TaskError(
-                f"model.file={file} has {name[:80]} as {tensor.dtype}, and the model has "
-                f"{held[name].dtype}: give weights of the model's type"
+                f"model.file={file} has {name[:80]} {found}, which is {wanted} in the model: give "
+                "the file of this model, or leave tensors out by model.new=[head.*]"
             )
     every = list(module.named_parameters(remove_duplicate=False))  # a shared one has several names
     for name, _ in every:
@@ -189,12 +185,18 @@ def load_tensors(
             )
     loaded = {id(parameter) for name, parameter in every if name in tensors}
     left = [name for name, each in module.named_parameters() if id(each) not in loaded]
-    if missing := [name for name in left if not _matches(name, new or ())]:
+    if missing := [name for name in left if not _matches(name, new)]:
         _warn_once(
             f"model.file={file} lacks {len(missing)} parameters, which keep their random values: "
             + ", ".join(missing[:SHOWN])
         )
     module.load_state_dict(tensors, strict=False)
+
+
+def _form(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "missing"
+    return f"{tuple(tensor.shape)} of {'floats' if tensor.is_floating_point() else 'integers'}"
 
 
 @functools.cache

@@ -78,11 +78,7 @@ def expect_fits(model: nn.Module, objective: Objective, data: Data, mean: bool =
 
 def _cure(error: Exception, data: Data) -> str:
     """Return what to do about an error that torch's words do not explain."""
-    ids = [
-        each
-        for each in leaves(data.train.inputs)
-        if not (each.is_floating_point() or each.is_complex()) and 0 < each.numel() <= MOST_READ
-    ]
+    ids = [each for each in leaves(data.train.inputs) if counted(each)]
     if isinstance(error, IndexError) and not data.classes and "Target" in str(error):
         return ": the data set names no classes: give all of them, as in dataset.classes=[0,1,2]"
     if isinstance(error, IndexError) and "index out of range in self" in str(error) and ids:
@@ -117,12 +113,17 @@ def expect_trains(model: nn.Module, objective: Objective, data: Data, samples: i
         ) from error
 
 
+def counted(tensor: Tensor) -> bool:
+    """Return whether a tensor holds integers, and few enough to look for the largest one."""
+    floats = tensor.is_floating_point() or tensor.is_complex()
+    return not floats and 0 < tensor.numel() <= MOST_READ
+
+
 def _telling(split: Split) -> Tensor:
     """Return the positions of a few samples with which a model or a loss may fail, int64 (k,)."""
     found = [*range(min(2, len(split)))]
     for tensor in (*leaves(split.inputs), *leaves(split.targets)):
-        counted = not (tensor.is_floating_point() or tensor.is_complex())
-        if counted and tensor.element_size() > 1 and 0 < tensor.numel() <= MOST_READ:
+        if counted(tensor) and tensor.element_size() > 1:
             size = tensor.numel() // len(tensor)
             flat = tensor.reshape(-1)
             found += [int(flat.argmax()) // size, int(flat.argmin()) // size]

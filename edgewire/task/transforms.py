@@ -1,4 +1,7 @@
-"""Transforms of samples into a model's input, on the device that trains."""
+"""Transforms of samples into a model's input, on the device that trains.
+
+While a model is exported, they are plain arithmetic for any number of samples.
+"""
 
 import inspect
 import json
@@ -6,14 +9,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import conv1d, pad
 
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, described
 from edgewire.task.tensors import Tensors, mapped, only
 
 
@@ -248,34 +251,15 @@ def restored(values: Mapping[str, Any]) -> Callable[[Tensors], Tensors]:
     It imports what `_target_` names: the caller must trust that name. Raises `TaskError` if it
     cannot be imported, or refuses its arguments.
     """
-    module, _, name = str(values.get("_target_")).rpartition(".")
+    name = str(values.get("_target_"))
     try:
-        found: Any = getattr(import_module(module), name)
-        if not inspect.isclass(found):
-            return cast(Callable[[Tensors], Tensors], found)
+        found: Any = resolve_name(name)
+        if inspect.isfunction(found):
+            return found
         arguments = {key: each for key, each in values.items() if key != "_target_"}
         if is_dataclass(found):  # JSON has no tuples
             tuples = [each.name for each in fields(found) if str(each.type).startswith("tuple")]
             arguments |= {key: tuple(arguments[key]) for key in tuples if key in arguments}
         return cast(Callable[[Tensors], Tensors], found(**arguments))
     except Exception as error:  # importing and making objects can raise anything
-        raise TaskError(f"the transform {module}.{name} cannot be made: {error}") from error
-
-
-def as_module(transform: Callable[[Tensors], Tensors]) -> nn.Module:
-    """Return a module that computes what the transform does; a module is returned itself.
-
-    While it is exported, the transforms here are plain arithmetic for any number of samples.
-    """
-    return transform if isinstance(transform, nn.Module) else _Called(transform)
-
-
-class _Called(nn.Module):
-    """Calls a function."""
-
-    def __init__(self, function: Callable[[Tensors], Tensors]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, inputs: Any) -> Tensors:
-        return self.function(inputs)
+        raise TaskError(f"the transform {name} cannot be made: {described(error)}") from error

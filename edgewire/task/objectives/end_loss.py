@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from edgewire.task.datasets import Data, Split
 from edgewire.task.errors import TaskError, described
 from edgewire.task.objectives import Objective
-from edgewire.task.steps import MOST_READ, Batch, evaluating
+from edgewire.task.steps import Batch, counted, evaluating
 from edgewire.task.tensors import Tensors, leaves, mapped
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
@@ -58,19 +58,14 @@ class EndLoss:
     def ranges(self) -> list[tuple[int, int] | None]:
         """Return the least and the largest integer of each sent tensor in the training split.
 
-        None for floats, and for a tensor of more than `MOST_READ` entries.
+        None for floats, and for a tensor that is too large to be searched (`counted`).
         """
-        every = [leaf for part in self._parts for leaf in leaves(part)]
         train = self._data.train
-        found: list[tuple[int, int] | None] = []
-        for leaf, integers in zip(every, self.sent(train.targets, train.inputs), strict=True):
-            counted = not (leaf.is_floating_point() or leaf.is_complex())
-            if counted and 0 < leaf.numel() <= MOST_READ:
-                low, high = torch.aminmax(integers)
-                found.append((int(low), int(high)))
-            else:
-                found.append(None)
-        return found
+        every = [leaf for part in self._parts for leaf in leaves(part)]
+        return [
+            (int(integers.min()), int(integers.max())) if counted(leaf) else None
+            for leaf, integers in zip(every, self.sent(train.targets, train.inputs), strict=True)
+        ]
 
     def received(self, sent: Sequence[Tensor]) -> Batch:
         """Return the inputs and the targets that the loss takes; `sent`: the result of `sent`.
@@ -86,12 +81,10 @@ class EndLoss:
     def __call__(self, output: Tensors, inputs: Tensors, targets: Tensors) -> Tensor:
         """Return the mean loss of a mini-batch, a scalar, from the model's output.
 
-        Raises `TaskError` if the loss needs more than the output, the targets and, if
-        `needs_inputs` says so, the inputs.
+        `inputs` are used only if `needs_inputs` says so. Raises any error if the loss needs more.
         """
-        name = type(self._objective).__name__
-        given: Any = inputs if self._objective.needs_inputs else _Inputs(name)
-        model: Any = _Model(name, output, given)
+        given: Any = inputs if self._objective.needs_inputs else object()
+        model: Any = _Model(output, given)
         return self._objective.loss(model, given, targets)
 
     def check(self, model: nn.Module, few: Split) -> None:
@@ -108,23 +101,11 @@ class EndLoss:
                 raise
             except Exception as error:  # a user's objective may raise anything
                 name = type(self._objective).__name__
-                raise TaskError(f"{_Inputs(name).line} ({described(error)})") from error
-
-
-class _Inputs:
-    """Stands for the inputs, which are not at the last node."""
-
-    def __init__(self, objective: str) -> None:
-        self.line = (
-            f"the loss of {objective} reads the inputs, which a cut model's last node lacks: set "
-            "needs_inputs = True in its class, and they are sent there"
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        raise TaskError(self.line)
-
-    def __getitem__(self, key: object) -> Any:
-        raise TaskError(self.line)
+                raise TaskError(
+                    "a cut model's last node has the output and the targets alone, and the loss of "
+                    f"{name} needs more ({described(error)}): if it reads the inputs, set "
+                    "needs_inputs = True in its class, and they are sent there"
+                ) from error
 
 
 class _Model:
@@ -132,21 +113,10 @@ class _Model:
 
     training = True
 
-    def __init__(self, objective: str, output: Tensors, inputs: Any) -> None:
-        self._objective, self._output, self._inputs = objective, output, inputs
-        self._calls = 0
+    def __init__(self, output: Tensors, inputs: Any) -> None:
+        self._answers = [(inputs, output)]
 
     def __call__(self, inputs: Any) -> Tensors:
-        self._calls += 1
-        if inputs is not self._inputs or self._calls > 1:
-            what = "more than once" if self._calls > 1 else "with other inputs than its own"
-            raise TaskError(
-                f"the loss of {self._objective} calls the model {what}, so the model cannot be cut"
-            )
-        return self._output
-
-    def __getattr__(self, name: str) -> Any:
-        raise TaskError(
-            f"the loss of {self._objective} uses the model's {name}, and not only its output, so "
-            "the model cannot be cut"
-        )
+        if not self._answers or inputs is not self._answers[0][0]:
+            raise ValueError("it calls the model more than once, or with other inputs than its own")
+        return self._answers.pop()[1]
