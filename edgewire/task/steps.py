@@ -142,12 +142,11 @@ def _expect_fits(
     with evaluating(model):
         loss = objective.loss(model, inputs, few.targets)
     if not isinstance(loss, Tensor) or loss.shape:
-        found = f"has the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else "is no tensor"
-        raise TaskError(f"{name}.loss {found}: give its mean")
+        raise TaskError(f"{name}.loss is no tensor of one number: give its mean")
     if not loss.requires_grad:
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise TaskError("all parameters are frozen: there is nothing to train")
-        raise TaskError(f"{name}.loss has no gradient: it must depend on trained parameters")
+        raise TaskError(
+            f"{name}.loss has no gradient: it must depend on parameters that are not frozen"
+        )
     sums = summed(model, objective, inputs, few.targets)
     if "num-examples" in sums:
         raise TaskError(f"{name}.sums has num-examples, which nodes add: give it another name")
@@ -163,15 +162,13 @@ def _expect_fits(
                 f"{name} does not measure {each}: put it into what measured() returns, or into "
                 "sums() for the mean over all samples"
             )
-        value = measured[each]
+        value, (low, high) = measured[each], objective.bounds[each]
         if not isinstance(value, int | float | None) or isinstance(value, bool):
             raise TaskError(f"{name} measures {each} as a {type(value).__name__}")
-    for metric in objective.metrics:
-        value = measured[metric.name]
-        if metric.share and value is not None and (value < -ROUNDING or value > 1 + ROUNDING):
+        if value is not None and (value < low - ROUNDING or value > high + ROUNDING):
             raise TaskError(
-                f"{name} measures {metric.name}={value:g}, and a share is from 0 to 1: declare it "
-                f"without share=True"
+                f"{name} measures {each}={value:g}, and says from {low:g} to {high:g} (share=True "
+                "is from 0 to 1)"
             )
 
 

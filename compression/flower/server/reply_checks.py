@@ -264,15 +264,14 @@ def expect_weight(content: RecordDict, key: str) -> None:
             usable_weight(metrics[key], key)
 
 
-UNLIKE = (  # why a reply is left out: it fits less than others, or is of another group
-    "a reply must hold one ArrayRecord",
-    "its tensors are not those that it was sent",
-    "its records or metrics have other names or lengths than the other nodes'",
+UNLIKE = (
+    "its records or metrics have other names or lengths than the other nodes', or its tensors are "
+    "not those that it was sent"
 )
 
 
 def inconsistent(replies: Sequence[tuple[RecordDict, SentMessage]], weight: str) -> dict[int, str]:
-    """Find replies that differ from most others; return why, by the reply's place in the list.
+    """Find replies that differ from most others; return `UNLIKE` by the reply's place in the list.
 
     `replies`: their contents, and the data about their messages. Only replies to messages of the
     same type with the same tensors are compared (`unlike`). `weight`: the name of the metric with
@@ -289,7 +288,7 @@ def inconsistent(replies: Sequence[tuple[RecordDict, SentMessage]], weight: str)
 
 
 def unlike(contents: Mapping[int, RecordDict], sent: SentMessage, weight: str) -> dict[int, str]:
-    """Find contents of replies that differ from the others; return why each does, by its key.
+    """Find contents of replies that differ from the others; return `UNLIKE` by their keys.
 
     All replies must belong to messages of the same type with the same tensors. They are grouped by
     the names and lengths of their records and metrics. Only one group is used: the largest of those
@@ -305,11 +304,7 @@ def unlike(contents: Mapping[int, RecordDict], sent: SentMessage, weight: str) -
         return fits, counted[kind], named + weighs, -len({name for name, *_ in parts})
 
     usual = max(counted, key=rank, default=(0, frozenset()))
-    return {
-        key: UNLIKE[kind[0] if kind[0] < usual[0] else -1]
-        for key, kind in kinds.items()
-        if kind != usual
-    }
+    return {key: UNLIKE for key, kind in kinds.items() if kind != usual}
 
 
 def _fits(content: RecordDict, sent: SentMessage) -> int:
