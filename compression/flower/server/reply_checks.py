@@ -270,41 +270,28 @@ UNLIKE = (
 )
 
 
-def inconsistent(replies: Sequence[tuple[RecordDict, SentMessage]], weight: str) -> dict[int, str]:
-    """Find replies that differ from most others; return `UNLIKE` by the reply's place in the list.
+def inconsistent(replies: Sequence[tuple[RecordDict, SentMessage]], weight: str) -> list[int]:
+    """Return the places of the replies that differ from most others, for the reason `UNLIKE`.
 
     `replies`: their contents, and the data about their messages. Only replies to messages of the
-    same type with the same tensors are compared (`unlike`). `weight`: the name of the metric with
-    the node's weight. If two kinds of replies are equally frequent, the replies with this metric
-    are used.
+    same type with the same tensors are compared. They are grouped by the names and lengths of their
+    records and metrics. Only one group is used: the largest of those with the tensors of the
+    message, or else of those with arrays, or else of all. Of equally large ones, it is one with the
+    metric `weight`, the node's weight.
     """
-    groups: dict[tuple[str, Layout], dict[int, RecordDict]] = {}
-    for place, (content, sent) in enumerate(replies):
-        groups.setdefault((sent.kind, sent.form.whole), {})[place] = content
-    found = dict[int, str]()
-    for group in groups.values():
-        found |= unlike(group, replies[next(iter(group))][1], weight)
-    return found
+    asked = [(sent.kind, sent.name, sent.form.whole) for _, sent in replies]
+    said = [(_fits(*each), _kinds(each[0])) for each in replies]
+    counted = Counter(zip(asked, said, strict=True))
 
-
-def unlike(contents: Mapping[int, RecordDict], sent: SentMessage, weight: str) -> dict[int, str]:
-    """Find contents of replies that differ from the others; return `UNLIKE` by their keys.
-
-    All replies must belong to messages of the same type with the same tensors. They are grouped by
-    the names and lengths of their records and metrics. Only one group is used: the largest of those
-    with the tensors of the message, or else of those with arrays, or else of all.
-    """
-    kinds = {key: (_fits(content, sent), _kinds(content)) for key, content in contents.items()}
-    counted = Counter(kinds.values())
-
-    def rank(kind: tuple[int, frozenset[tuple[object, ...]]]) -> tuple[int, int, int, int]:
-        fits, parts = kind
-        named = any(name == sent.name for name, *_ in parts)
+    def rank(pair: tuple[Any, tuple[int, frozenset[tuple[object, ...]]]]) -> tuple[int, ...]:
+        (_, model, _), (fits, parts) = pair
+        named = any(name == model for name, *_ in parts)
         weighs = any((type_, key) == (MetricRecord, weight) for _, type_, key, _ in parts)
-        return fits, counted[kind], named + weighs, -len({name for name, *_ in parts})
+        return fits, counted[pair], named + weighs, -len({name for name, *_ in parts})
 
-    usual = max(counted, key=rank, default=(0, frozenset()))
-    return {key: UNLIKE for key, kind in kinds.items() if kind != usual}
+    ranked = sorted(counted, key=rank, reverse=True)
+    usual = dict(ranked[::-1])  # by question the best answer, which is the last one
+    return [place for place, each in enumerate(said) if each != usual[asked[place]]]
 
 
 def _fits(content: RecordDict, sent: SentMessage) -> int:
