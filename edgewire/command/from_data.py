@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -90,7 +91,7 @@ def with_columns(composed: DictConfig) -> DictConfig:
         scale = math.sqrt(squares / len(target)) or 1.0
         objective = {"mean": mean, "scale": scale, **objective}
     if objective["_target_"] == CLASSIFICATION and data.classes and not objective.get("metrics"):
-        objective["metrics"] = _default_metrics(typed(plain()), data, _counts(data))
+        objective["metrics"] = _default_metrics(typed(plain()), data, _counts(data).tolist())
     found.objective = objective
     return found
 
@@ -154,13 +155,12 @@ def with_objective(composed: DictConfig) -> DictConfig:
     return cast(DictConfig, OmegaConf.merge(composed, {"objective": found})) if found else composed
 
 
-def _default_metrics(config: Config, data: Data, table: Tensor | None = None) -> list[str]:
-    """Return the names of a new run's metrics; `table`: the samples of each class of a table."""
+def _default_metrics(config: Config, data: Data, counts: Sequence[float] = ()) -> list[str]:
+    """Return the names of a new run's metrics; `counts`: the samples of each class of a table."""
     from edgewire.strategy.factory import asks_nodes, made
     from edgewire.task.objectives.metrics import default_metrics
 
-    known = table is not None and table.sum() > 0
-    majority = float(table.max() / table.sum()) if table is not None and known else 0.0
+    majority = max(counts, default=0.0) / max(sum(counts), 1.0)
     return default_metrics(data.classes, scores=not asks_nodes(made(config)), majority=majority)
 
 

@@ -220,9 +220,7 @@ def in_dtype(module: nn.Module, dtype: str) -> nn.Module:
 
 def _cast(values: Any, kind: torch.dtype) -> Any:
     """Return a tensor, or a tuple or dictionary of tensors, with all floats in one type."""
-
-    def cast(value: Any) -> Any:
-        known = isinstance(value, Tensor) and value.is_floating_point()
-        return value.to(kind) if known else value
-
-    return mapped(cast, values) if isinstance(values, Tensor | tuple | dict) else values
+    if isinstance(values, tuple | dict):
+        return mapped(lambda each: _cast(each, kind), values)
+    floats = isinstance(values, Tensor) and values.is_floating_point()
+    return values.to(kind) if floats else values

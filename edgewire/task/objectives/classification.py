@@ -23,7 +23,7 @@ from edgewire.task.objectives.metrics import (
     of_scores,
     per_class,
 )
-from edgewire.task.tensors import Tensors, mapped
+from edgewire.task.tensors import Tensors, mapped, only
 
 IGNORED = -100  # a target that does not count: torch's default
 COUNTING, SCORING = ({each.name for each in group} for group in (OF_CLASSES, OF_SCORES))
@@ -134,11 +134,7 @@ def mean_entropy(logits: Tensor, truth: Tensor) -> Tensor:
 
 def one(targets: Tensors, kind: torch.dtype | None = torch.int64) -> Tensor:
     """Return the only tensor of targets. Raises `TaskError` for others, and for another dtype."""
-    if not isinstance(targets, Tensor):
-        raise TaskError(
-            f"the objective takes one tensor of targets, and the data have {len(targets)}: give an "
-            f"objective= that fits the data"
-        )
-    if kind is not None and targets.dtype != kind:
-        raise TaskError(f"this objective takes targets of {kind}, and these are {targets.dtype}")
-    return targets
+    found = only(targets)
+    if kind is not None and found.dtype != kind:
+        raise TaskError(f"this objective takes targets of {kind}, and these are {found.dtype}")
+    return found
