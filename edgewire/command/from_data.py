@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
     from edgewire.task.datasets import Data
 
-SUPERLINK = (
-    "edgewire.engines.superlink.run_on_superlink"  # the engine that submits runs to a server
-)
+SUPERLINK = "edgewire.engines.superlink.run_on_superlink"  # submits runs to a running server
 TABLE = "edgewire.task.datasets.table.table"
 TABLE_MLP = "edgewire.task.models.vectors.table_mlp"
 REGRESSION = "edgewire.task.objectives.regression.Regression"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, described
 from edgewire.task.model_file import file_of, sha256_of
 from edgewire.task.tensors import mapped
 
@@ -73,13 +73,12 @@ class LoRA(Adapter):
         try:
             made: nn.Module = peft.inject_adapter_in_model(peft.LoraConfig(**self.options), module)
         except Exception as error:  # PEFT raises errors of several types
-            reason = str(error).strip().partition("\n")[0]
             layers = [
                 name for name, each in module.named_modules() if name and not list(each.children())
             ]
             raise TaskError(
-                f"adapter: {reason} (adapter.target_modules=[...] names the layers that get an "
-                f"adapter; there are {', '.join(layers[:SHOWN])})"
+                f"adapter: {described(error)} (adapter.target_modules=[...] names the layers that "
+                f"get an adapter; there are {', '.join(layers[:SHOWN])})"
             ) from error
         return made
 
@@ -144,9 +143,8 @@ def tensors_in(file: str, sha256: str | None = None) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor] = read(file_of(file))
     except Exception as error:  # safetensors raises errors of several types
-        reason = str(error).strip().partition("\n")[0]
         raise TaskError(
-            f"model.file={file} is no safetensors file ({reason}): write it by "
+            f"model.file={file} is no safetensors file ({described(error)}): write it by "
             "safetensors.torch.save_file(model.state_dict(), FILE), because a file of torch.save "
             "can run code"
         ) from error

@@ -89,14 +89,8 @@ def _cure(error: Exception, data: Data) -> str:
     return ""
 
 
-def expect_trains(model: nn.Module, objective: Objective, data: Data, samples: int) -> None:
-    """Raise `TaskError` in one line if a mini-batch of one sample is too small for the model.
-
-    `samples`: the size of a node's mini-batches; nothing is computed for 2 or more. BatchNorm
-    cannot normalise a single value.
-    """
-    if samples > 1:
-        return
+def expect_trains(model: nn.Module, objective: Objective, data: Data) -> None:
+    """Raise `TaskError` in one line if the model cannot train on one sample, as with BatchNorm."""
     first = data.train.taken(torch.zeros(1, dtype=torch.int64))
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -60,9 +60,9 @@ class ImageTransform(_Means):
 
     def __call__(self, images: Tensors) -> Tensor:
         """Return the normalised images, on the device of `images`."""
-        if not isinstance(images, Tensor) or images.dtype != torch.uint8:
-            found = images.dtype if isinstance(images, Tensor) else type(images).__name__
-            raise TaskError(f"images are {found}, and uint8 from 0 to 255 is taken")
+        images = only(images)
+        if images.dtype != torch.uint8:
+            raise TaskError(f"images are {images.dtype}, and uint8 from 0 to 255 is taken")
         self._expect_fit(images)
         if not self.mean:
             return _by_themselves(images)
@@ -145,8 +145,7 @@ class LogMel:
 
     def __call__(self, waves: Tensors) -> Tensor:
         """Return the spectrograms, on the device of `waves`."""
-        if not isinstance(waves, Tensor):
-            raise TaskError(f"waveforms are a {type(waves).__name__}, and one tensor is taken")
+        waves = only(waves)
         if waves.dim() != 2 or waves.dtype not in (torch.int16, torch.float32):
             raise TaskError(
                 f"waveforms are {waves.dtype} of {tuple(waves.shape)}, and int16 or float32 of "

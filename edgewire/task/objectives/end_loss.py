@@ -19,29 +19,25 @@ class EndLoss:
     """Computes an objective's loss from the model's output and from what is sent to its node.
 
     `tensors`: for each tensor that is sent: the shape of one sample, the name of its integer dtype,
-    and the number of classes (0 if it holds no classes). They are the targets and, for an objective
-    that needs them, the inputs as the data set holds them. Floats are sent as their bits, so NaN is
+    and the number of classes (0 if it holds no classes). They are the targets and, with
+    `needs_inputs`, the inputs as the data set holds them. Floats are sent as their bits, so NaN is
     allowed. `classes`: the number of classes if each sample has one class, which is all that is
     sent; else 0. Raises `TaskError` for a dtype that cannot be sent.
     """
 
     def __init__(self, objective: Objective, data: Data) -> None:
         self._objective, self._data = objective, data
+        self.needs_inputs = objective.needs_inputs
         train = data.train
-        parts = (train.targets, train.inputs) if objective.needs_inputs else (train.targets,)
-        self._parts = parts
+        self._parts = (train.targets, train.inputs) if self.needs_inputs else (train.targets,)
+        self._leaves = [leaf for part in self._parts for leaf in leaves(part)]
         self.tensors: list[tuple[tuple[int, ...], str, int]] = []
-        for number, tensor in enumerate(leaf for part in parts for leaf in leaves(part)):
+        for number, tensor in enumerate(self._leaves):
             if tensor.element_size() not in INTEGERS:
                 raise TaskError(f"a cut model cannot send {tensor.dtype}: give a smaller type")
             kind = str(INTEGERS[tensor.element_size()]).removeprefix("torch.")
             self.tensors.append((tuple(tensor.shape[1:]), kind, 0 if number else data.classes))
         self.classes = data.classes if len(self.tensors) == 1 else 0
-
-    @property
-    def needs_inputs(self) -> bool:
-        """Whether the inputs are sent too."""
-        return self._objective.needs_inputs
 
     def sent(self, targets: Tensors, inputs: Tensors = ()) -> list[Tensor]:
         """Return the integers to send for samples of the training split.
@@ -60,11 +56,9 @@ class EndLoss:
 
         None for floats, and for a tensor that is too large to be searched (`counted`).
         """
-        train = self._data.train
-        every = [leaf for part in self._parts for leaf in leaves(part)]
         return [
             (int(integers.min()), int(integers.max())) if counted(leaf) else None
-            for leaf, integers in zip(every, self.sent(train.targets, train.inputs), strict=True)
+            for leaf, integers in zip(self._leaves, self.sent(*self._parts), strict=True)
         ]
 
     def received(self, sent: Sequence[Tensor]) -> Batch:
@@ -83,7 +77,7 @@ class EndLoss:
 
         `inputs` are used only if `needs_inputs` says so. Raises any error if the loss needs more.
         """
-        given: Any = inputs if self._objective.needs_inputs else object()
+        given: Any = inputs if self.needs_inputs else object()
         model: Any = _Model(output, given)
         return self._objective.loss(model, given, targets)
 
