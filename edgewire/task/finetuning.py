@@ -53,13 +53,13 @@ class LoRA(Adapter):
         lora_dropout: float = 0.0,
         target_modules: list[str] | str = "all-linear",
     ) -> None:
+        if not isinstance(target_modules, str):
+            target_modules = list(map(str, target_modules))  # a Sequential's have numbers as names
         self.options: dict[str, Any] = {
             "r": r,
             "lora_alpha": lora_alpha,
             "lora_dropout": lora_dropout,
-            "target_modules": target_modules
-            if isinstance(target_modules, str)
-            else list(map(str, target_modules)),  # a Sequential's layers have numbers as names
+            "target_modules": target_modules,
         }
 
     def add(self, module: nn.Module) -> nn.Module:
@@ -90,10 +90,8 @@ def freeze_others(module: nn.Module, patterns: Sequence[str]) -> None:
     wildcards `*`, `?` and `[...]` of `fnmatch`. Raises `TaskError` for a pattern that matches no
     parameter.
     """
-    # A parameter that layers share has several names, and each of them may be matched.
     every = list(module.named_parameters(remove_duplicate=False))
-    names = [name for name, _ in every]
-    _expect_matches("trainable", patterns, names)
+    _expect_matches("trainable", patterns, [name for name, _ in every])
     chosen = {id(p) for name, p in every if _matches(name, patterns)}
     for _, parameter in every:
         parameter.requires_grad_(id(parameter) in chosen)

@@ -189,9 +189,7 @@ def summed(
     batch_size: int = EVALUATED,
     between: Callable[[], object] | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a model in eval mode, then restore its mode; return the objective's sums.
-
-    They are numbers, and lists of numbers.
+    """Evaluate a model in eval mode, then restore its mode; return the objective's sums as numbers.
 
     `inputs`, as the model takes them, and `targets` are on the model's device. Small batches keep
     layers' outputs in the CPU's caches: in batches of 500, AdaComp's CNN takes twice the time.
@@ -208,11 +206,7 @@ def summed(
             with torch.no_grad():  # training may use tensors that a model caches here
                 for name, value in objective.sums(model, x, y).items():
                     if not isinstance(value, Tensor) or value.dim() > 1:
-                        kind = type(objective).__name__
-                        raise TaskError(
-                            f"{kind}.sums gives {name} as no tensor of one number, or "
-                            "of several in a row"
-                        )
+                        raise TaskError(f"sums() of the objective: {name} is no tensor of numbers")
                     exact = value.double() if value.is_floating_point() else value.long()
                     if name.endswith(KEYS):
                         keys.setdefault(name, []).append(exact)

@@ -65,7 +65,11 @@ class ImageTransform(_Means):
             raise TaskError(f"images are {images.dtype}, and uint8 from 0 to 255 is taken")
         self._expect_fit(images)
         if not self.mean:
-            return _by_themselves(images)
+            flat = images.flatten(1).float() / 255
+            flat -= flat.mean(dim=1, keepdim=True)
+            deviations = flat.square().mean(dim=1, keepdim=True).sqrt()
+            flat /= deviations.clamp_min(1 / math.sqrt(flat.shape[1]))
+            return flat.view(images.shape)
         if torch.compiler.is_exporting():  # formats store a write into a part of a tensor wrongly
             means, stds = (torch.tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
             return (images.float() / 255 - means) / stds
@@ -74,14 +78,6 @@ class ImageTransform(_Means):
             shift = torch.full((), -mean / std, device=images.device)
             torch.add(shift, images[:, channel], alpha=1 / (255 * std), out=out[:, channel])
         return out
-
-
-def _by_themselves(images: Tensor) -> Tensor:
-    flat = images.flatten(1).float() / 255
-    flat -= flat.mean(dim=1, keepdim=True)
-    deviations = flat.square().mean(dim=1, keepdim=True).sqrt()
-    flat /= deviations.clamp_min(1 / math.sqrt(flat.shape[1]))
-    return flat.view(images.shape)
 
 
 @dataclass(frozen=True)

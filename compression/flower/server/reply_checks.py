@@ -165,14 +165,9 @@ def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]
     """
     before = {each.name: each.array for each in start}
     for each in own:
-        if each.array.dtype.kind != "f" or np.isfinite(each.array).all():
-            continue
-        was = before.get(each.name)
-        if (
-            was is None
-            or was.shape != each.array.shape
-            or (np.isfinite(was) & ~np.isfinite(each.array)).any()
-        ):
+        wrong = ~np.isfinite(each.array)
+        was = before.get(each.name, np.zeros(()))
+        if wrong.any() and (was.shape != wrong.shape or np.isfinite(was[wrong]).any()):
             raise PayloadError(f"its update holds infinity in {each.name}")
 
 
@@ -227,9 +222,9 @@ def _means(sums: Mapping[str, Any], weight: str) -> dict[str, Any]:
                 raise PayloadError(f"its {brief(name)} are not the keys of {samples:g} samples")
             found[name] = total
             continue
-        several = total if isinstance(total, list) else [total]
-        means = [number({name: each / samples}, name) for each in several]
-        found[name] = means if isinstance(total, list) else means[0]
+        several = isinstance(total, list)
+        means = [number({name: x / samples}, name) for x in (total if several else [total])]
+        found[name] = means if several else means[0]
     return {**found, weight: sums[weight]}
 
 
