@@ -91,12 +91,11 @@ def _cure(error: Exception, data: Data) -> str:
 
 def expect_trains(model: nn.Module, objective: Objective, data: Data) -> None:
     """Raise `TaskError` in one line if the model cannot train on one sample, as with BatchNorm."""
-    first = data.train.taken(torch.zeros(1, dtype=torch.int64))
+    x, y = (rows(each, 0, 1) for each in (data.train.inputs, data.train.targets))
     try:
+        trained = copy.deepcopy(model)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            trained = copy.deepcopy(model)
-            trained = trained if trained.training else trained.train()
-            objective.loss(trained, data.prepared(first.inputs), first.targets)
+            objective.loss(trained if trained.training else trained.train(), data.prepared(x), y)
     except Exception as error:  # a user's model may raise anything
         raise TaskError(
             f"the model cannot train on mini-batches of one sample ({described(error)}): give "

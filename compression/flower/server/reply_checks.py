@@ -90,12 +90,9 @@ def expected(
     model. If `named`, the payload's header lists its tensors, and these may differ from the
     message's tensors.
 
-    Raises `PayloadError`, before any value is decoded, if
-
-    - the payload has more bytes or tensors than a reply may have;
-    - a tensor has another dtype than in the message, unless both dtypes are floats or `counts`
-      holds the tensor's name;
-    - a tensor is in the float32 vector but must be beside the vector, or the reverse.
+    Raises `PayloadError`, before any value is decoded, for more bytes or tensors than a reply may
+    have, for another dtype than in the message (unless both are floats or `counts` holds the
+    tensor's name), and for a tensor in the float32 vector that must be beside it, or the reverse.
     """
     if not named:
         return form_of_models(sent) if whole else sent

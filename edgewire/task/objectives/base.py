@@ -111,8 +111,8 @@ class Objective(ABC):
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:
         """The least and the largest value of the loss and of each metric."""
-        ranges = {True: (0.0, 1.0), False: (-math.inf, math.inf)}
-        found = {metric.name: ranges[bool(metric.share)] for metric in self.metrics}
+        shares = {True: (0.0, 1.0), False: (-math.inf, math.inf)}
+        found = {metric.name: shares[bool(metric.share)] for metric in self.metrics}
         return {LOSS.name: (self.least, math.inf), **found}
 
     @property

@@ -45,11 +45,8 @@ class EndLoss:
         `inputs`: those of the data set, not transformed, if `needs_inputs`.
         """
         parts = (targets, inputs)[: len(self._parts)]
-        return [
-            leaf.cpu().contiguous().view(INTEGERS[leaf.element_size()])
-            for part in parts
-            for leaf in leaves(part)
-        ]
+        every = (leaf.cpu().contiguous() for part in parts for leaf in leaves(part))
+        return [leaf.view(INTEGERS[leaf.element_size()]) for leaf in every]
 
     def ranges(self) -> list[tuple[int, int] | None]:
         """Return the least and the largest integer of each sent tensor in the training split.

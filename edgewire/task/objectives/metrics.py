@@ -21,6 +21,7 @@ PER_CLASS = "per_class"  # a sum, int64 (3 * K,): right, true and predicted samp
 SCORES = f"scores{KEYS}"  # a sum of keys (`keys_of`)
 MOST_CLASSES = 100  # with more classes a confusion matrix is too large to be sent
 ROUNDING = 1e-9  # relative error of sums that were means
+LEAST = 1e-300  # takes the place of a count of 0, of which all parts are 0, too
 MAJORITY = 0.6  # the share of a class above which accuracy says little
 OF_CLASSES = tuple(
     Metric(name, True, name != "mcc")
@@ -65,7 +66,8 @@ def of_classes(found: Counts) -> dict[str, float | None]:
     """
     hit, truth, said = found
     there, samples = truth > 0, truth.sum()
-    recall, precision, f1 = _share(hit, truth), _share(hit, said), _share(2 * hit, truth + said)
+    parts = ((hit, truth), (hit, said), (2 * hit, truth + said))
+    recall, precision, f1 = (part / np.maximum(whole, LEAST) for part, whole in parts)
     chosen = np.arange(2) == rarer(truth) if len(truth) == 2 else truth + said > 0
     several = {
         name: float(values[chosen].mean()) if len(truth) != 2 or there.all() else None
@@ -79,10 +81,6 @@ def of_classes(found: Counts) -> dict[str, float | None]:
 def rarer(truth: Counts) -> int:
     """Return the class with fewer samples; of two equal ones the second."""
     return int(truth[1] <= truth[0])
-
-
-def _share(part: Counts, whole: Counts) -> Counts:
-    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
 
 
 def keys_of(scores: Tensor, truth: Tensor, group: int | Tensor = 0) -> Tensor:
