@@ -147,12 +147,11 @@ def answered(
 
 def _expect_in_range(layout: Layout, vector: Vector) -> None:
     """Raise `PayloadError` for a value that a float16 tensor of the model cannot hold."""
-    for place, dtype in enumerate(layout.dtypes):
-        if dtype == "float16":
-            values = vector[layout.offsets[place] : layout.offsets[place + 1]]
-            if not np.isfinite(values.astype(np.float16)).all():
-                name = layout.names[place]
-                raise PayloadError(f"the update leads to values beyond float16 in {name}")
+    for name, dtype, start, stop in zip(
+        layout.names, layout.dtypes, layout.offsets, layout.offsets[1:], strict=False
+    ):
+        if dtype == "float16" and not np.isfinite(vector[start:stop].astype(np.float16)).all():
+            raise PayloadError(f"the update leads to values beyond float16 in {name}")
 
 
 def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]) -> None:

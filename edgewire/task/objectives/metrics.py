@@ -68,7 +68,9 @@ def of_classes(found: Counts) -> dict[str, float | None]:
     there, samples = truth > 0, truth.sum()
     parts = ((hit, truth), (hit, said), (2 * hit, truth + said))
     recall, precision, f1 = (part / np.maximum(whole, LEAST) for part, whole in parts)
-    chosen = np.arange(2) == rarer(truth) if len(truth) == 2 else truth + said > 0
+    chosen = truth + said > 0
+    if len(truth) == 2:
+        chosen = np.arange(2) == int(truth[1] <= truth[0])
     several = {
         name: float(values[chosen].mean()) if len(truth) != 2 or there.all() else None
         for name, values in (("f1", f1), ("precision", precision), ("recall", recall))
@@ -76,11 +78,6 @@ def of_classes(found: Counts) -> dict[str, float | None]:
     apart = (samples**2 - said @ said) * (samples**2 - truth @ truth)
     mcc = (hit.sum() * samples - truth @ said) / apart**0.5 if apart > 0 else 0.0
     return {"balanced_accuracy": float(recall[there].mean()), **several, "mcc": float(mcc)}
-
-
-def rarer(truth: Counts) -> int:
-    """Return the class with fewer samples; of two equal ones the second."""
-    return int(truth[1] <= truth[0])
 
 
 def keys_of(scores: Tensor, truth: Tensor, group: int | Tensor = 0) -> Tensor:
@@ -119,7 +116,7 @@ def of_scores(sums: Mapping[str, Any]) -> dict[str, float | None]:
     for part in np.split(keys, starts[1:]):
         places = np.cumsum(np.diff(part >> 1, prepend=-1) > 0) - 1
         yes, no = (np.bincount(places, part % 2 == kind) for kind in (1, 0))
-        if len(starts) == 1 and not rarer(np.array([no.sum(), yes.sum()])):
+        if len(starts) == 1 and yes.sum() > no.sum():
             yes, no = no[::-1], yes[::-1]  # the first class is the rarer one
         if yes.sum() and no.sum():
             areas.append(yes @ (np.cumsum(no) - no / 2) / (yes.sum() * no.sum()))
