@@ -159,7 +159,8 @@ def _default_metrics(config: Config, data: Data, counts: Sequence[float] = ()) -
     from edgewire.task.objectives.metrics import default_metrics
 
     majority = max(counts, default=0.0) / max(sum(counts), 1.0)
-    return default_metrics(data.classes, scores=not asks_nodes(made(config)), majority=majority)
+    asked = data.classes == 2 and asks_nodes(made(config))
+    return default_metrics(data.classes, scores=not asked, majority=majority)
 
 
 def _counts(data: Data) -> Tensor:
