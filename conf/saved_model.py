@@ -7,6 +7,7 @@ caller allows, or that lie here as files of the user's own with the same content
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -120,13 +121,14 @@ def _expect_trusted(info: ModelInfo, packages: Sequence[str]) -> None:
         group, top = key.partition(".")[0], name.partition(".")[0]
         listed = name in TRANSFORMS if group == "transform" else is_ours(group, name)
         if not listed and not grants.allows(name) and top not in packages:
-            said = "has other contents here" if top in own else "is not EdgeWire's"
+            gone = "is not here, or has other contents than the run's"
+            said = gone if top in own else "is not EdgeWire's"
             raise ConfigError(
                 f"{key}={abbreviate(name)}: its package {said}; if you trust it, name it: "
                 f"--packages={abbreviate(top)} (in Python: load_model(RUN, packages=['{top}']))"
             )
     tops = [name.partition(".")[0] for name in (*trusted, *packages)]
-    import_packages([name for name in dict.fromkeys(tops) if name != "__main__"])
+    import_packages([name for name in dict.fromkeys(tops) if name not in sys.modules])
 
 
 def _made(info: ModelInfo, tensors: dict[str, Tensor]) -> Predictor:

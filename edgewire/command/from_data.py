@@ -114,10 +114,9 @@ def _sized(model: DictConfig, data: Data) -> DictConfig:
     if not windows:
         return cast(DictConfig, OmegaConf.merge(model, {**sizes, "outputs": outputs}))
     name = "rows_and_windows" if sizes else "window_cnn"
-    before, new = (
-        cast(DictConfig, OmegaConf.load(CONF / "model" / f"{each}.yaml"))
-        for each in ("table_mlp", name)
-    )
+    files = ("model/table_mlp", "task/table", f"model/{name}")
+    before, task, new = (cast(DictConfig, OmegaConf.load(CONF / f"{each}.yaml")) for each in files)
+    before = cast(DictConfig, OmegaConf.merge(before, task.model))
     kept = {key: value for key, value in model.items() if key not in before or value != before[key]}
     last = "outputs" if sizes else "classes"
     merged = OmegaConf.merge(new, kept, {**sizes, "channels": windows[0], last: outputs})

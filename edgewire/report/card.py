@@ -148,17 +148,17 @@ def _classes(result: Row) -> str:
 
 
 def _columns(info: Mapping[str, Any]) -> str:
-    """Return a table of a table's columns."""
-    if not info.get("columns"):
-        return ""
-    said = json.loads(info["columns"])
-    rows = [
-        [_text(each["name"]), role, _text(each.get("kind", "number")),
-         f"{100 * each.get('missing', 0):.1f} %",
-         ", ".join(_text(value, 20) for value in each.get("values", ())[:8])]
-        for role in ("features", "target") for each in said.get(role, ())[:SHOWN]
-    ]  # fmt: skip
-    return markdown_table(["column", "role", "kind", "missing", "values"], rows)
+    """Return the columns of a table with their kinds, the inputs first."""
+    said = json.loads(info.get("columns") or "{}")
+    lines = []
+    for role in ("features", "target"):
+        texts = [
+            f"{_text(each['name'])} ({_text(each.get('kind', 'number'))})"
+            for each in said.get(role, ())
+        ]
+        more = f" and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else ""
+        lines += [f"* {role}: {', '.join(texts[:SHOWN])}{more}"] if texts else []
+    return "\n".join(lines)
 
 
 def _nodes(result: Row, folder: Path) -> str:

@@ -181,7 +181,7 @@ def draw(
         axes.margins(x=0.01)
         ticks: Ticks = (lambda value: human_bytes(value * unit)) if "bytes" in x else PLAIN
         set_scale(axes, "x", ticks, log_x)
-        plain = [each for each, group in zip(found, groups, strict=True) if _is_plain(group)]
+        plain = [each for each, group in zip(found, groups, strict=True) if is_plain(group)]
         if y == metric.name and len(groups) > 1 and len(plain) == 1 and plain[0] is not None:
             axes.axhline(plain[0].mean[-1], color=LIGHT["muted"], linewidth=1, dashes=(3, 3))
         if len(ends) > NAMED:
@@ -207,7 +207,7 @@ def _title(groups: Sequence[Group]) -> str:
     return " · ".join(part for part in next(iter(texts), []) if all(part in text for text in texts))
 
 
-def _is_plain(group: Group) -> bool:
+def is_plain(group: Group) -> bool:
     """Return whether the runs of a group were not compressed in either direction."""
     sizes = [whole_bytes(group.runs[0].result, way) for way in ("uplink", "downlink")]
     return all(abs(plain - sent) <= BESIDE * sent for sent, plain in sizes)

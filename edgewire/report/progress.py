@@ -191,11 +191,14 @@ def _in_notebook(
 ) -> None:
     """Show what is trained, the curve so far, a bar and a line below a cell, twice a second.
 
-    At the end only the bar and the line stay: the cell's value shows the rest.
+    At the end only the bar and the line stay: the cell's value shows the rest. Of a sweep's job
+    (`name`) nothing stays.
     """
     from IPython.display import HTML, display
 
     def shown(passed: float, over: bool = False) -> HTML:
+        if over and name:
+            return HTML("")  # type: ignore[no-untyped-call]
         text = html.escape(progress_line(run, passed, rounds, name))
         at, of = run.row.get("round", 0), run.row.get("rounds", rounds)
         bar = f"<progress value='{at:d}' max='{max(of, 1):d}'></progress> {text}"

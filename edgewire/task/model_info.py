@@ -18,7 +18,7 @@ from edgewire.task.tensors import Tensors
 
 KEY = "edgewire"  # in the metadata
 log = getLogger("edgewire")
-LOOKED_AT = 100  # samples of which a description has the least and the largest value
+LOOKED_AT = 20  # samples of which a description has the least and the largest value
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def described(inputs: Tensors, looked_at: int = LOOKED_AT) -> Any:
         return {name: described(each, looked_at) for name, each in inputs.items()}
     if isinstance(inputs, tuple):
         return [described(each, looked_at) for each in inputs]
-    few = inputs[:looked_at]
+    few = inputs[:looked_at].real if inputs.is_complex() else inputs[:looked_at]
     few = few.double() if few.is_floating_point() else few.long()
     finite = few[few.isfinite()]
     low, high = torch.aminmax(finite) if finite.numel() else (torch.zeros(1), torch.ones(1))

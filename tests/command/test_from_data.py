@@ -105,3 +105,49 @@ def test_f1_is_the_main_metric_of_a_sweep_and_of_its_schedule(command):
         assert result_of(folder / str(number))["best_f1"] > 0
         rates = [row["lr"] for row in history_of(folder / str(number))]
         assert rates[0] > rates[-1]
+
+
+def customers(folder, rows=120):
+    """Write a table of texts, numbers with gaps, dates and a name that Hydra would read."""
+    random = np.random.default_rng(0)
+    lines = ["plan;age,${lr};income;since;churn"]
+    for row in range(rows):
+        age, income = random.integers(20, 70), f"{random.normal(3, 1):.2f}".replace(".", ",")
+        cells = [random.choice(["basic", "${lr}", "???"]), age, income if row % 9 else "NA"]
+        lines.append(
+            ";".join(map(str, [*cells, f"{row % 28 + 1}.3.2024", "no" if row % 4 else "yes"]))
+        )
+    file = folder / "customers.csv"
+    file.write_text("\n".join(lines))
+    return file
+
+
+def test_a_tables_columns_decide_the_model_the_objective_and_the_metric(command, tmp_path):
+    words = ["task=table", f"dataset.root={customers(tmp_path)}", *QUICKER]
+    code, printed, folder = command(*words, "dataset.target=churn")
+    assert code == 0, printed.err
+    for line in ("categories  plan (3 texts)", "missing)", "target      churn (2 classes)"):
+        assert line in printed.out
+    saved = OmegaConf.load(folder / ".hydra/config.yaml")
+    assert (saved.model.columns, saved.model.outputs) == (2 + 1 + 4 + 3 + 1, 2)
+    assert saved.objective.metrics[0] == "balanced_accuracy"
+    result = result_of(folder)
+    assert result["class_names"] == ["no", "yes"]
+    columns = ["--config-path", str(folder / ".hydra"), "--config-name", "config"]
+    code, _, again = command(*columns)
+    assert code == 0
+    assert result_of(again)["loss"] == result["loss"]
+    assert OmegaConf.load(again / ".hydra/config.yaml").dataset.columns == saved.dataset.columns
+    code, _, other = command(
+        *words, "dataset.target=churn", f"dataset.columns={folder}/.hydra/config.yaml"
+    )
+    assert code == 0
+    assert result_of(other)["loss"] == result["loss"]
+    code, _, number = command(*words, "dataset.target=income", "dataset.drop_missing=true")
+    assert code == 0
+    saved = objective_in(number)
+    assert saved["_target_"].endswith("Regression")
+    assert 0 < saved["scale"] < 2 < saved["mean"] < 4
+    code, printed, _ = command(*words, "dataset.target=income")
+    assert code == 2
+    assert printed.err.splitlines()[-1] == "then add: dataset.drop_missing=true"

@@ -81,7 +81,7 @@ def table(
         Problems: columns that cannot be taken; all of them, with what mends them.
         TaskError: no such files or columns, a file that cannot be read, or no pyarrow.
     """
-    wishes = _wishes(locals())
+    _, wishes = wished(**locals())
     known = None if columns is None else Columns.from_json(columns)
     if on_device and known is None:
         raise MissingOption(
@@ -130,22 +130,17 @@ def surveyed(index: int, count: int, **options: Any) -> Survey:
 
 def wished(**options: Any) -> tuple[Mapping[str, Any], Wishes]:
     """Return all arguments of `table`, and what they say of the columns."""
-    given = signature(table).bind(**options)
-    given.apply_defaults()
-    return given.arguments, _wishes(given.arguments)
-
-
-def _wishes(given: Mapping[str, Any]) -> Wishes:
-    """Return what the user said; `given`: the arguments of `table`."""
+    bound = signature(table).bind(**options)
+    bound.apply_defaults()
+    given = bound.arguments
     inputs, classes, missing = given["inputs"], given["classes"], given["missing"]
-    words = (given[key] for key in ("delimiter", "decimal", "header", "encoding"))
-    delimiter, decimal, header, encoding = words
-    return Wishes(
+    return given, Wishes(
         _names(given["target"]), None if inputs is None else _names(inputs),
         next(iter(_names(given["group"])), None),
         {tidy(name): str(kind) for name, kind in (given["kinds"] or {}).items()},
         _names(given["skip"]), None if classes is None else tuple(map(str, classes)),
-        Reading(delimiter, decimal, None if missing is None else tuple(missing), header, encoding),
+        Reading(given["delimiter"], given["decimal"], None if missing is None else tuple(missing),
+                given["header"], given["encoding"]),
     )  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """Networks for vectors: columns of a table, or a spectrum."""
 
-import torch
 from torch import Tensor, nn
 
 from edgewire.task.models.parts import dense
@@ -13,21 +12,20 @@ def table_mlp(columns: int = 8, hidden: int = 64, outputs: int = 1) -> nn.Module
 
 
 class RowsAndWindows(nn.Module):
-    """An MLP beside a 1-D CNN; (B, columns) and (B, channels, T) in a tuple -> (B, outputs)."""
+    """The sum of `table_mlp` and `window_cnn`; ((B, columns), (B, channels, T)) -> (B, outputs)."""
 
     def __init__(
         self, columns: int = 8, channels: int = 6, hidden: int = 64, outputs: int = 6
     ) -> None:
         super().__init__()
-        self.rows = nn.Sequential(*dense(columns, hidden, hidden), nn.ReLU())
-        self.windows = window_cnn(channels, hidden)
-        self.head = nn.Linear(2 * hidden, outputs)
+        self.rows = table_mlp(columns, hidden, outputs)
+        self.windows = window_cnn(channels, outputs)
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         """Return the outputs."""
         rows, windows = inputs
-        output: Tensor = self.head(torch.cat([self.rows(rows), self.windows(windows).relu()], 1))
-        return output
+        found: Tensor = self.rows(rows) + self.windows(windows)
+        return found
 
 
 def autoencoder(size: int = 64, hidden: int = 48, code: int = 8) -> nn.Module:

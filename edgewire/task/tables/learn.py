@@ -110,11 +110,8 @@ def _overrides(problems: list[tuple[str, Problem]], wishes: Wishes) -> list[str]
 
 def _word(text: str) -> str:
     """Return a text as an element of a list in an override, in quotes if Hydra needs them."""
-    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", text) and text.lower() not in (
-        "true",
-        "false",
-        "null",
-    ):
+    values = ("true", "false", "null", "inf", "nan")
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", text) and text.lower() not in values:
         return text
     return "'" + re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text) + "'"
 
@@ -159,7 +156,7 @@ def survey_of(rows: Rows, wishes: Wishes) -> Survey:
     parts += findings.each(learner.feature, [each for each in learner.names if each in rows.names])
     for name, problem in findings.problems:
         log.warning("%s: column %s: %s (%s)", rows.place, name, problem.found, problem.cure)
-    if wishes.group in rows.names:
+    if wishes.group in rows.names and wishes.group not in wishes.target:
         findings.left[str(wishes.group)] = "dataset.group"
     bad = {name: problem.cure for name, problem in findings.problems}
     return Survey(tuple(each.discreet() for each in parts), findings.left, bad)
@@ -169,7 +166,7 @@ def columns_of(survey: Survey, wishes: Wishes) -> Columns:
     """Return the columns of what all nodes' rows say, by the rules of `learn`, and its errors."""
     import pyarrow
 
-    place, findings = "the nodes' tables", _Findings(left=dict(survey.left))
+    place, findings = "the survey", _Findings(left=dict(survey.left))
     parts = {each.name: each for each in survey.parts}
     names = {name: [0] for name in survey.kinds}
     _expect_known(Rows(pyarrow.table(names), place, wishes.reading), wishes)

@@ -7,18 +7,19 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from edgewire.task.errors import TaskError
 from edgewire.task.tables.columns import Column
+from edgewire.task.tables.files import tidy
 
 LEAST_ROWS = 20  # a node with fewer rows sends no survey
 LEAST = 5  # a node tells a text, a mean and a deviation of at least this many of its rows
 MOST_TOLD, LONGEST = 80, 100  # texts of a column that a node tells, and their characters
 MOST_COLUMNS, MOST_BYTES = 1 << 16, 1 << 24  # of a node's survey
 LARGEST = 1e150  # of a mean and a deviation, whose squares are added
-ABSENT = "absent"
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Survey:
         return zlib.compress(text.encode("utf-8", "surrogatepass"), 9)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Survey:
+    def from_bytes(cls, data: Any) -> Survey:
         """Return a survey of `to_bytes`. Raises `TaskError` for anything else."""
         try:
             reader = zlib.decompressobj()
@@ -122,7 +123,8 @@ class Survey:
             for part in parts:
                 part.check()
             left, bad = (
-                {line(k): line(v) for k, v in plain[key].items()} for key in ("left", "bad")
+                {tidy(k): tidy(v)[:LONGEST] for k, v in plain[key].items()}
+                for key in ("left", "bad")
             )
             found = cls(tuple(parts), left, bad)
             if len(found.kinds) != len(parts) + len(left) + len(bad) or len(parts) > MOST_COLUMNS:
@@ -130,11 +132,6 @@ class Survey:
             return found
         except Exception as error:  # hostile bytes raise a dozen types
             raise TaskError(f"its survey is not valid ({type(error).__name__})") from error
-
-
-def line(text: str) -> str:
-    """Return a node's words for a message: on one line, of at most 200 characters."""
-    return " ".join(text.split())[:200]
 
 
 def refused(surveys: Mapping[int, Survey], target: Sequence[str] = ()) -> dict[int, str]:
@@ -148,20 +145,19 @@ def refused(surveys: Mapping[int, Survey], target: Sequence[str] = ()) -> dict[i
         for node, each in surveys.items()
     }
     for name in dict.fromkeys(name for each in kinds.values() for name in each):
-        found = {node: each.get(name, ABSENT) for node, each in kinds.items()}
-        votes = Counter(kind for kind in found.values() if kind)
-        usual = next((kind for kind, n in votes.items() if 2 * n > votes.total()), "another kind")
-        if usual == ABSENT and name not in target:
+        votes = Counter(each[name] for each in kinds.values() if each.get(name))
+        lacking = [node for node, each in kinds.items() if name not in each]
+        if 2 * len(lacking) > len(kinds) and name not in target:
             continue
-        for node, kind in found.items():
-            if kind not in ("", usual):
-                said = f"{line(name)} is {kind}, and {usual} at other nodes"
-                cure = (
-                    f" (dataset.kinds={{{line(name)}: KIND}} decides)"
-                    if ABSENT not in votes
-                    else ""
+        for node in lacking:
+            reasons[node].append(f"there is no column {tidy(name)}")
+        for node, kind in ((node, each.get(name)) for node, each in kinds.items()):
+            if kind and 2 * votes[kind] <= votes.total():
+                others = " or ".join(each for each in votes if each != kind)
+                cure = f"dataset.kinds={{{tidy(name)}: KIND}} decides"
+                reasons[node].append(
+                    f"{tidy(name)} is {kind}, and {others} at other nodes ({cure})"
                 )
-                reasons[node].append(said + cure)
     return {
         node: "; ".join(said[:3]) + (f"; and {len(said) - 3} more" if len(said) > 3 else "")
         for node, said in reasons.items()

@@ -8,7 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewire.task.datasets.table import table
+from edgewire.task.datasets.table import table, without_rows
 from edgewire.task.errors import MissingOption, NoData, TaskError
 from edgewire.task.tables.columns import Columns, Reading
 from edgewire.task.tables.learn import Problem, Problems, Wishes
@@ -172,7 +172,7 @@ def test_a_server_and_its_devices_share_columns(tmp_path, monkeypatch):
     device = table(file_of(tmp_path, part, "device.csv"), "churn", columns=columns, on_device=True)
     assert (len(device.train), len(device.test), device.class_names) == (20, 0, ("no", "yes"))
     assert device.prepared(device.train.inputs).shape == (20, 3)
-    server = table(target="churn", columns=columns)
+    server = without_rows(columns)
     assert (len(server.train), server.classes, server.example.shape) == (0, 2, (2, 3))
     with pytest.raises(NoData):
         table("nowhere.csv", "churn", columns=columns)
@@ -191,4 +191,5 @@ def test_groups_are_numbered_by_name(tmp_path):
     columns = {**GOOD, "shop": [f"shop {row % 3}" for row in range(ROWS)]}
     data = table(file_of(tmp_path, columns), "churn", group="shop", test_share=0)
     assert data.train.groups.tolist() == [row % 3 for row in range(ROWS)]
+    assert data.group_names == ("shop 0", "shop 1", "shop 2")
     assert [each.name for each in data.columns.features] == ["age", "plan"]
