@@ -148,6 +148,7 @@ def run(composed: DictConfig, folder: Path) -> None:
     if caller().python:
         with delayed():  # a process cannot import torch again after an interrupted import
             import_module("torch")
+    engine_for(config, job_of(config, composed, folder))  # refuses before data and torch are loaded
     if not resumes():
         (folder / COLUMNS).unlink(missing_ok=True)
     if hydra.job.name != RESUME and (finished := from_data(composed)) is not composed:
@@ -172,9 +173,11 @@ def run(composed: DictConfig, folder: Path) -> None:
     takes = any(each.sparsifier == "energy" and each.fidelity is not None for each in codecs)
     if "fidelity" in given and not takes:
         log.warning("fidelity= has no effect: compression=edgewire and downlink=edgewire have it")
-    task = job_of(config, composed, folder, **({RESUME: True} if resumes() else {}))
+    task = job_of(config, composed, folder)
     if begin_job(folder, task.run_config["config"]):
         return
+    if resumes():
+        task.run_config[RESUME] = True
     with screen.status("loading") if alone() else nullcontext():
         engine = engine_for(config, task)
         subject = prepare(as_the_server_reads(config))
