@@ -150,6 +150,7 @@ def run(composed: DictConfig, folder: Path) -> None:
             import_module("torch")
     if not resumes():
         (folder / COLUMNS).unlink(missing_ok=True)
+        engine_for(config, job_of(config, composed, folder))  # refuses before data are read
     if hydra.job.name != RESUME and (finished := from_data(composed)) is not composed:
         composed, config = finished, typed(finished)
         write_configuration(composed, folder)
