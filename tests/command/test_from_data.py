@@ -6,9 +6,8 @@ from omegaconf import OmegaConf
 from sklearn.utils.class_weight import compute_class_weight
 
 from edgewire.conf.build import data_of
-from edgewire.conf.load import typed
 from edgewire.report.runs import read_run
-from tests.runs import history_of, result_of
+from tests.runs import configured, history_of, result_of
 
 QUICKER = ["rounds=2", "nodes=2", "engine.workers=1"]
 
@@ -37,8 +36,7 @@ def test_balanced_weights_are_scikit_learns(command, table):
     evaluating = ["dataset.holdout=0.2", "strategy.fraction_evaluate=1"]
     code, printed, folder = command(*table, *evaluating, "objective.class_weights=balanced")
     assert (code, printed.err) == (0, "")
-    config = typed(OmegaConf.load(folder / ".hydra/config.yaml"))
-    labels = data_of(config).train.targets.numpy()
+    labels = data_of(configured(*table, *evaluating)).train.targets.numpy()
     expected = compute_class_weight("balanced", classes=np.arange(2), y=labels)
     saved = objective_in(folder)
     assert saved["class_weights"] == pytest.approx(expected.tolist())
