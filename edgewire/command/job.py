@@ -151,6 +151,7 @@ def run(composed: DictConfig, folder: Path) -> None:
     engine_for(config, job_of(config, composed, folder))  # refuses before data and torch are loaded
     if not resumes():
         (folder / COLUMNS).unlink(missing_ok=True)
+        engine_for(config, job_of(config, composed, folder))  # refuses before data are read
     if hydra.job.name != RESUME and (finished := from_data(composed)) is not composed:
         composed, config = finished, typed(finished)
         write_configuration(composed, folder)
