@@ -7,6 +7,7 @@ caller allows, or that lie here as files of the user's own with the same content
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -114,4 +115,4 @@ def _expect_trusted(info: ModelInfo, packages: Sequence[str]) -> None:
                 f"(in Python: load_model(RUN, packages=['{abbreviate(top)}']))"
             )
     tops = dict.fromkeys(name.partition(".")[0] for name in (*own, *packages))
-    import_packages([name for name in tops if name != "__main__"])
+    import_packages([name for name in tops if name not in sys.modules])

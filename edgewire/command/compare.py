@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
-from statistics import fmean
 from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -25,7 +24,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
-from rich.table import Table
 
 from edgewire.command.exit import RunFailed
 from edgewire.command.python_api import run_sweep
@@ -36,12 +34,11 @@ from edgewire.conf.load import HERE, compose_config
 from edgewire.conf.network import network_named
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.words import explained
-from edgewire.report.estimate import Estimate, estimate, paired
-from edgewire.report.format import NOTHING, human_bytes, human_seconds
-from edgewire.report.link_time import seconds_over
-from edgewire.report.metric import ACCURACY, MainMetric, main_of
+from edgewire.report.comparison import LINK, comparison
+from edgewire.report.format import human_seconds
+from edgewire.report.metric import ACCURACY, main_of
 from edgewire.report.reader import ResultsError, readable
-from edgewire.report.runs import failed_line, read_result, read_settings
+from edgewire.report.runs import failed_line, read_result
 from edgewire.report.summary import laid_out, next_lines, trained
 from edgewire.task.errors import TaskError
 
@@ -52,13 +49,9 @@ ASKED = ("algorithm", "seed", "goal", "minutes", "bytes")  # words that Hydra do
 OWN = ("nodes", "rounds", "lr", "eval_every")  # words of which each run gets its own
 FACTORS = (0.3, 1.0, 3.0)  # of a method's rate, in a search of rates
 VALIDATE = ("dataset.validate=0.1",)  # a part of the training set is the test set
-LINK = "lora"  # of the column of times, if the words name no network
 RATES = re.compile(r"network=([0-9.]+)/([0-9.]+)")  # Mbit/s down and up
-# with these options of a strategy the link decides which replies are used
-DECIDED_BY_LINK = ("strategy.deadline", "strategy.quorum")
 WIDTH = 110  # characters of a line, if no terminal says it
 BETWEEN = 20.0  # seconds between two lines about short runs
-PERCENT = 3.0  # of an error or a perplexity are as much as one point of a share
 USAGE = """python run.py compare [OVERRIDES]
 
 Trains the same task without compression, with int8 values in both directions, and with few bytes,
@@ -322,7 +315,9 @@ def _compare(asked: Asked, console: Console) -> int:
     methods = methods if asked.is_known else runs.with_best_rates(methods)
     done = runs.make("runs", methods, seeds, every=0)
     found = {each: done.get(each, []) for each in methods}
-    runs.print(comparison(found, asked.link), *notes(list(chain(*done.values())), asked))
+    named = {str(method): [run.as_run() for run in made] for method, made in found.items()}
+    every = list(chain(*done.values()))
+    runs.print(comparison(named, str(methods[0]), asked.link), *notes(every, asked))
     runs.print(*runs.failed)
     goal = shlex.join([*asked.options, *asked.task, "goal=within:1"])
     nexts = {
@@ -333,76 +328,12 @@ def _compare(asked: Asked, console: Console) -> int:
     if asked.task:
         del nexts[OWN_DATA]
     runs.print(*next_lines({"": ""}, *nexts.items()))
-    return 1 if runs.failed or any(run.diverged for run in chain(*done.values())) else 0
+    return 1 if runs.failed or any(run.diverged for run in every) else 0
 
 
 def task_of(result: Mapping[str, Any], folder: Path) -> str:
     """Return what a run trains, without its method."""
     return trained(result, folder).rpartition(" · ")[0]
-
-
-def table_of(*heads: str) -> Table:
-    """Return an empty table: a column of names, and columns of numbers."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for head in heads:
-        table.add_column(head, justify="right" if table.columns else "left", no_wrap=True)
-    return table
-
-
-def comparison(found: Mapping[Method, Sequence[RunResult]], link: str = "") -> Table:
-    """Return the table of methods; the first one is the uncompressed one.
-
-    `link`: the name of the runs' own link, of which the times are; "": times are estimates for a
-    thin link.
-    """
-    metric = main_of(next(chain(*found.values())).values)
-    time = f"over {link or LINK}"
-    table = table_of("method", metric.name, "against uncompressed", "up", "down", time)
-    plain = by_seed(next(iter(found.values())), metric)
-    for method, runs in found.items():
-        values = by_seed(runs, metric)
-        mean = estimate(values.values())
-        shown = NOTHING if mean is None else f"{mean.text(metric.places(mean.mean))}{metric.unit}"
-        shown = "diverged" if any(run.diverged for run in runs) else shown
-        difference = paired(values, plain) if method.name != UNCOMPRESSED else None
-        times = [run.values["virtual_seconds"] if link else _seconds(run) for run in runs]
-        sure = [time for time in times if time is not None]
-        table.add_row(
-            str(method),
-            shown,
-            NOTHING if difference is None else verdict(difference, metric, fmean(plain.values())),
-            *(human_bytes(fmean(run.traffic[at] for run in runs)) if runs else "" for at in (0, 1)),
-            human_seconds(fmean(sure)) if sure and len(sure) == len(times) else NOTHING,
-        )
-    return table
-
-
-def by_seed(runs: Sequence[RunResult], metric: MainMetric) -> dict[int, float]:
-    """Return a metric of runs by seed, in percent if it is a share."""
-    values = {int(run.values["seed"]): run.values.get(metric.name) for run in runs}
-    return {seed: value * metric.scale for seed, value in values.items() if value is not None}
-
-
-def verdict(difference: Estimate, metric: MainMetric, base: float) -> str:
-    """Return a difference to the uncompressed runs, and what it says: a loss, a gain, no loss.
-
-    `base`: the mean of the uncompressed runs; both are in percent if the metric is a share.
-    """
-    half, places = difference.half, 1 if metric.share else metric.places(base)
-    if difference.mean == 0 and not half:
-        return "0: no loss seen"
-    loss = -difference.mean if metric.higher else difference.mean
-    most = 1.0 if metric.share else abs(base) * PERCENT / 100
-    if half is None:
-        word = "one seed"
-    elif not difference.noise:
-        word = "a loss" if loss > 0 else "a gain"
-    elif loss > most:
-        word = "likely a loss"
-    else:
-        word = "no loss seen" if loss + half <= most else "more seeds can tell"
-    sign, unit = "+" * (difference.mean > 0), " points" * metric.share
-    return f"{sign}{difference.text(places)}{unit}: {word}"
 
 
 def notes(runs: Sequence[RunResult], asked: Asked) -> list[str]:
@@ -419,12 +350,3 @@ def notes(runs: Sequence[RunResult], asked: Asked) -> list[str]:
         updates = f"{failed:,} of {used + failed:,} updates failed: the report says at which nodes"
     lines += f"All bytes of {int(asked.base.nodes)} nodes." + f" {LINK}: {link}." * (not asked.link)
     return [lines, *laid_out({"nodes": updates})]
-
-
-def _seconds(result: RunResult) -> float | None:
-    """Return the estimated seconds of a run over the link; None if it cannot be estimated."""
-    run, settings = result.as_run(), read_settings(result.folder)
-    if any(settings.get(key, "null") not in ("null", "1", "1.0") for key in DECIDED_BY_LINK):
-        return None
-    seconds = seconds_over(network_named(LINK), run.history(), run.result, settings)
-    return next(reversed(seconds), None)

@@ -60,8 +60,6 @@ from edgewire.report.summary import trained
 from edgewire.report.table import WIDTH
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
-from edgewire.task.errors import TaskError
-from edgewire.task.model_file import said_in
 from edgewire.task.tables.columns import Columns
 
 RATES = ("eta", "server_learning_rate")  # options of Flower's with the server's learning rate
@@ -150,8 +148,10 @@ def run(composed: DictConfig, folder: Path) -> None:
     if caller().python:
         with delayed():  # a process cannot import torch again after an interrupted import
             import_module("torch")
+    engine_for(config, job_of(config, composed, folder))  # refuses before data and torch are loaded
     if not resumes():
         (folder / COLUMNS).unlink(missing_ok=True)
+        engine_for(config, job_of(config, composed, folder))  # refuses before data are read
     if hydra.job.name != RESUME and (finished := from_data(composed)) is not composed:
         composed, config = finished, typed(finished)
         write_configuration(composed, folder)
@@ -174,9 +174,11 @@ def run(composed: DictConfig, folder: Path) -> None:
     takes = any(each.sparsifier == "energy" and each.fidelity is not None for each in codecs)
     if "fidelity" in given and not takes:
         log.warning("fidelity= has no effect: compression=edgewire and downlink=edgewire have it")
-    task = job_of(config, composed, folder, **({RESUME: True} if resumes() else {}))
+    task = job_of(config, composed, folder)
     if begin_job(folder, task.run_config["config"]):
         return
+    if resumes():
+        task.run_config[RESUME] = True
     with screen.status("loading") if alone() else nullcontext():
         engine = engine_for(config, task)
         subject = prepare(as_the_server_reads(config))
@@ -219,8 +221,8 @@ def run(composed: DictConfig, folder: Path) -> None:
     if not result["client_updates"]:
         raise EngineError("not one update was used: the log names the nodes that failed, if any")
     try:
-        write_card(folder, said_in(str(folder)))
-    except (OSError, ResultsError, TaskError) as error:
+        write_card(folder)
+    except (OSError, ResultsError) as error:
         log.warning("no model card (%s) can be written: %s", CARD, error)
 
 
@@ -335,8 +337,8 @@ def prepare(config: Config) -> dict[str, Any]:
     Schedule(config.schedule, config.lr, objective_of(config)).step(loss=1.0)
     if len(data.train):
         samples = min(config.batch_size, len(partition_of(config, data).indices(0)))
-        if getattr(scheme, "sends_models", True):  # a cut model's first node has all samples
-            expect_trains(model, objective_of(config), data, samples)
+        if samples == 1 and getattr(scheme, "sends_models", True):  # a cut model's has all samples
+            expect_trains(model, objective_of(config), data)
     return subject_of(config, data, sum(p.numel() for p in model.parameters() if p.requires_grad))
 
 

@@ -27,10 +27,11 @@ from edgewire.command.run_result import RunResult
 from edgewire.conf.load import typed
 from edgewire.conf.own_packages import look_in
 from edgewire.conf.schema import ConfigError
+from edgewire.report.comparison import PERCENT, table_of
 from edgewire.report.format import NOTHING, decimals, human_bytes, human_seconds
 from edgewire.report.metric import MainMetric, main_of
 from edgewire.report.reader import ResultsError
-from edgewire.report.runs import first_at
+from edgewire.report.runs import by_seed, first_at
 from edgewire.strategy.run.whole_files import replace_file
 
 # methods that train whole models in rounds of several local steps; `minutes=` takes the first ones
@@ -182,7 +183,7 @@ def _soonest(asked: Asked, metric: MainMetric, goal: float, minutes: float, runs
         run = ordered_runs[len(found) // 2]  # in the middle: of this seed are all figures
         finals.append((Reached.of(run, metric, goal), method, run, len(found)))
     finals.sort(key=lambda each: each[0])
-    table = shared.table_of("method", "to the goal", "best", "up", "down", "seeds", "left")
+    table = table_of("method", "to the goal", "best", "up", "down", "seeds", "left")
     rows = [(method, run, str(count), "") for _, method, run, count in finals]
     for method, run, seen, why in [*rows, *((m, run, "1", why) for m, run, why in left)]:
         texts = Reached.of(run, metric, goal).texts(metric)
@@ -211,10 +212,12 @@ def _print_commands(runs: Runs, method: Method, seed: int) -> None:
     file = ["--config-path", str(runs.folder), "--config-name", "chosen"]
     file += [f"--config-dir={asked.folders['config_dir']}"] if "config_dir" in asked.folders else []
     words = [*asked.options, *asked.task]
+    kept = [word for word in words if not word.startswith("engine")]
+    devices = [*kept, "engine=superlink", "network=ideal", *own[:-1]]
     runs.print(
         f"run it      python run.py {shlex.join(file)}",
         f"or          python run.py {shlex.join([*words, *asked.network, *own])}",
-        f"on devices  python run.py {shlex.join([*words, 'engine=superlink', *own[:-1]])}",
+        f"on devices  python run.py {shlex.join(devices)}",
     )
 
 
@@ -241,6 +244,7 @@ def _fewest(asked: Asked, limit: float, runs: Runs) -> int:
     ordered = sorted(done, key=lambda each: size[each])
     few = [m for m in ordered if size[m] < size[plain] and losses(done[m], done[plain])[0] <= limit]
     chosen: Method | None = None
+    most = {plain: math.inf}  # of methods: what a new seed loses at most
     while few and chosen is None:
         pair, few = few[:2], few[2:]
         tried = pair if len(done[plain]) > 1 else [plain, *pair]
@@ -248,11 +252,11 @@ def _fewest(asked: Asked, limit: float, runs: Runs) -> int:
         seeds = range(first, first + NEW_SEEDS)
         for method, found in runs.make(f"seeds-{len(few)}", tried, seeds).items():
             done[method] += found
-        new = {each: losses(done[each][1:], done[plain]) for each in pair}
-        chosen = next((each for each in pair if predicted(new[each]) <= limit), None)
+        most |= {each: predicted(losses(done[each][1:], done[plain])) for each in pair}
+        chosen = next((each for each in pair if most[each] <= limit), None)
     metric = main_of(done[plain][0].values)
-    unit, scale = ("points", 1.0) if metric.share else ("%", shared.PERCENT)
-    table = shared.table_of("method", f"loss, {unit}", "of a new seed", "up", "down", "seeds")
+    unit, scale = ("points", 1.0) if metric.share else ("%", PERCENT)
+    table = table_of("method", f"loss, {unit}", "of a new seed", "up", "down", "seeds")
     for each in ordered:
         lost = losses(done[each][len(done[each]) > 1 :], done[plain])
         shown = [scale * value for value in (fmean(lost), predicted(lost))]
@@ -264,7 +268,10 @@ def _fewest(asked: Asked, limit: float, runs: Runs) -> int:
     runs.print(f"goal: the {aim}, {metric.name} · {task}", table, *runs.failed)
     runs.print("on a part of the training set; of a new seed: the loss that 9 of 10 stay below")
     if chosen is None:
-        runs.print("no method is surely within the limit: stay uncompressed, or allow more")
+        near = min(most, key=lambda each: most[each])
+        more = f", or allow more: {near} is within {most[near] * scale:.2g} {unit}"
+        more = more if most[near] < math.inf else ""
+        runs.print(f"no method is surely within the limit: stay uncompressed{more}")
         return NOT_REACHED
     final = replace(chosen, words=chosen.words[len(LARGE) :])
     runs.print(f"chosen: {final}")
@@ -280,11 +287,12 @@ def losses(ours: Sequence[RunResult], theirs: Sequence[RunResult]) -> list[float
     """
     metric = main_of(theirs[0].values)
     values, others = (
-        shared.by_seed([run for run in runs if not run.diverged], metric) for runs in (ours, theirs)
+        by_seed([run.as_run() for run in runs if not run.diverged], metric.name, metric.scale)
+        for runs in (ours, theirs)
     )
     if len(values) < len(ours) or values.keys() - others.keys() or not ours:
         return [math.inf]
-    sign, share = 1 if metric.higher else -1, shared.PERCENT / 100
+    sign, share = 1 if metric.higher else -1, PERCENT / 100
     points = {s: 1.0 if metric.share else abs(others[s]) * share or math.inf for s in values}
     return [sign * (others[seed] - value) / points[seed] for seed, value in values.items()]
 

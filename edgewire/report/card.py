@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from edgewire.report.format import NOTHING, markdown_table, one_line
 from edgewire.report.metric import main_of
@@ -18,6 +17,7 @@ from edgewire.report.node_table import nodes_of
 from edgewire.report.reader import readable, reading
 from edgewire.report.runs import Row, number, read_overrides, read_result, run_of
 from edgewire.report.summary import NAME, answers, trained
+from edgewire.task.model_file import said_in
 
 CARD = "README.md"
 SHOWN = 100  # rows of a table
@@ -53,24 +53,24 @@ Or `python run.py predict` and `python run.py export` with this folder.
   their nodes, and is no proof of privacy."""
 
 
-def write_card(folder: Path, info: Mapping[str, Any]) -> None:
-    """Write the model card of a run into its folder; `info`: what its model's file says.
+def write_card(folder: Path) -> None:
+    """Write the model card of a run into its folder.
 
     Raises `ResultsError` for a folder without a result or with damaged files, and `OSError`.
     """
     with reading(folder):
-        text = "\n\n".join(filter(None, _parts(read_result(folder), folder, info))) + "\n"
+        text = "\n\n".join(filter(None, _parts(read_result(folder), folder))) + "\n"
     (folder / CARD).write_text(text, encoding="utf-8")
 
 
-def _parts(result: Row, folder: Path, info: Mapping[str, Any]) -> Iterator[str]:
+def _parts(result: Row, folder: Path) -> Iterator[str]:
     """Yield the parts of the card; `result`: the content of the run's `result.json`."""
     yield _head(result)
     yield f"# {_text(result['model'])} on {_text(result['dataset'])}"
     yield _text(trained(result, folder), 200)
     told = {key: text for key, text in answers(result, folder).items() if key != "files"}
     told["versions"] = ", ".join(f"{k} {v}" for k, v in (result.get("versions") or {}).items())
-    columns = json.loads(info.get("columns") or "{}")
+    columns = json.loads(said_in(str(folder)).get("columns") or "{}")
     for role in ("features", "target"):
         told[role] = ", ".join(
             f"{c['name']} ({c.get('kind', 'number')})" for c in columns.get(role, ())

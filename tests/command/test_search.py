@@ -3,21 +3,24 @@
 import math
 import re
 import shlex
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from rich.console import Console
 from scipy.stats import t as student
 
 from edgewire.command import search
-from edgewire.command.compare import Method, compare
+from edgewire.command.compare import Asked, Method, Runs, compare
 from edgewire.command.main import cli
 from edgewire.command.search import Reached, judge, losses, predicted
+from edgewire.conf.network import only_virtual
 from edgewire.report.metric import ACCURACY, MainMetric
 from edgewire.report.reader import ResultsError
-from edgewire.report.runs import read_settings
-from tests.runs import composed, history_of
+from tests.runs import composed, configured, history_of
 
 MAE = MainMetric("mae")
 QUICK = ["nodes=2", "rounds=4", "engine.workers=1", "local_steps=4", "algorithm=fedavg_f2i_both"]
@@ -31,7 +34,7 @@ def ran(values, seconds=1.0, metric=ACCURACY, diverged=False, seed=0):
     ]
     shown = {metric.name: {"name": metric.name, "higher": metric.higher, "share": metric.share}}
     result = {"seed": seed, "metrics": shown, metric.name: values[-1]}
-    history = SimpleNamespace(history=lambda: rows)
+    history = SimpleNamespace(history=lambda: rows, seed=seed, result=result)
     return SimpleNamespace(as_run=lambda: history, diverged=diverged, values=result)
 
 
@@ -141,27 +144,40 @@ def printed(tmp_path, monkeypatch, capsys):
     return run
 
 
+def command(name, text):
+    """Return the words of a command that a search has printed."""
+    return shlex.split(re.search(rf"^{name} +python run.py (.*)$", text, re.M)[1])
+
+
+@pytest.mark.parametrize("name", ["edgewire", "fedbuff"])
+def test_the_commands_make_the_chosen_run_here_and_on_devices(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    asked = Asked(["network=1/0.5", "screen.refuse=null", "nodes=4"])
+    method = Method(name, "0.02", (), name == "fedbuff", 30)
+    search._print_commands(Runs(asked, Console(width=500)), method, 7)  # noqa: SLF001
+    text = capsys.readouterr().out
+    words = command("run it", text)
+    file = Path(words[words.index("--config-path") + 1], "chosen.yaml")
+    same, saved = composed(*command("or", text)), OmegaConf.load(file)
+    del saved["defaults"], saved["hydra"]
+    assert saved == same
+    assert (same.seed, same.network.up_mbps, same.lr) == (7, 0.5, 0.02)
+    devices = command("on devices", text)
+    assert not any(word.startswith(("seed", "engine.")) for word in devices)
+    assert only_virtual(configured(*devices).network) == ""
+
+
+@pytest.mark.system
 def test_the_chosen_run_reaches_the_goal_at_the_printed_time(printed, tmp_path, monkeypatch):
-    code, text = printed(*QUICK, "seed=0,1", "lr=0.1", "network=1/0.5", "goal=accuracy:0.6")
+    code, text = printed(*QUICK, "lr=0.1", "network=1/0.5", "goal=accuracy:0.6")
     assert code == 0
-    chosen = re.search(r"^or +python run.py (.*)$", text, re.M)[1]
-    assert "network.up_mbps=0.5" in chosen
     shown = re.search(r"^\S.* ([\d.]+) s +[\d.]+ % ", text, re.M)[1]  # the first row
-    file = re.search(r"^run it +python run.py (.*)$", text, re.M)[1]
-    monkeypatch.setattr("sys.argv", ["run.py", *shlex.split(file)])
+    assert "engine.workers" not in text.partition("on devices")[2]
+    monkeypatch.setattr("sys.argv", ["run.py", *command("run it", text)])
     cli()
     (folder,) = (path.parent for path in tmp_path.glob("outputs/*/*/result.json"))
-    rows = history_of(folder)
-    reached = next(row["virtual_seconds"] for row in rows if row["accuracy"] >= 0.6)
+    reached = next(r["virtual_seconds"] for r in history_of(folder) if r["accuracy"] >= 0.6)
     assert float(shown) == pytest.approx(reached, rel=0.01)
-    same, saved = composed(*shlex.split(chosen)), read_settings(folder)
-    assert saved["lr"] == str(same.lr)
-    assert [saved[key] for key in ("seed", "rounds", "nodes")] == [
-        str(same[key]) for key in ("seed", "rounds", "nodes")
-    ]
-    devices = re.search(r"^on devices +python run.py (.*)$", text, re.M)[1]
-    assert "engine=superlink" in devices
-    assert "network" not in devices
 
 
 def test_a_goal_that_no_method_reaches_has_its_own_exit_code(printed):
@@ -171,7 +187,9 @@ def test_a_goal_that_no_method_reaches_has_its_own_exit_code(printed):
     assert re.search(r"the goal is not reached: the best is \S+ % \(\S+\)", text)
 
 
-@pytest.mark.parametrize(("limit", "code"), [("99", 0), ("1e-9", 3)])
+@pytest.mark.parametrize(
+    ("limit", "code"), [pytest.param("99", 0, marks=pytest.mark.system), ("1e-9", 3)]
+)
 def test_the_fewest_bytes_within_a_limit(limit, code, printed, monkeypatch):
     monkeypatch.setattr(search, "NEW_SEEDS", 2)
     monkeypatch.setattr(search, "FIDELITIES", ("low",))

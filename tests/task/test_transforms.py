@@ -74,7 +74,7 @@ def test_log_mel_of_a_waveform_does_not_depend_on_its_batch(samples, seed):
     [torch.zeros(2, 9).double(), torch.zeros(9), (torch.zeros(2, 9),), torch.zeros(2, 9).byte()],
 )
 def test_what_is_no_waveform_is_refused(inputs):
-    with pytest.raises(TaskError, match="waveforms are"):
+    with pytest.raises(TaskError, match=r"waveforms are|one tensor of inputs"):
         LogMel()(inputs)
 
 
@@ -105,10 +105,10 @@ EACH = [
 
 @pytest.mark.parametrize(("transform", "batch"), EACH)
 @pytest.mark.parametrize("samples", [0, 1, 300])
-def test_a_transform_is_its_saved_values_also_where_it_is_exported(
+def test_a_transform_is_its_saved_values_and_the_same_in_exports(
     transform, batch, samples, monkeypatch
 ):
-    """An exported transform computes the same, by other operations."""
+    """It computes the same by other operations then."""
     inputs = batch(samples)
     expected = transform(inputs)
     assert restored(saved(transform)) == transform
