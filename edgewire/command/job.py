@@ -148,7 +148,6 @@ def run(composed: DictConfig, folder: Path) -> None:
     if caller().python:
         with delayed():  # a process cannot import torch again after an interrupted import
             import_module("torch")
-    engine_for(config, job_of(config, composed, folder))  # refuses before data and torch are loaded
     if not resumes():
         (folder / COLUMNS).unlink(missing_ok=True)
         engine_for(config, job_of(config, composed, folder))  # refuses before data are read
