@@ -96,6 +96,14 @@ def test_the_model_gives_the_runs_metrics_for_the_test_file(kind, tmp_path):
             model.predict(frame.drop(columns="b"))
         with pytest.raises(TaskError, match=r"unknown class .*maybe.* the classes are no, yes"):
             model.predict(frame.replace({"yes": "maybe"}))
+    if kind == "windows":  # also without targets
+        with np.load(file) as arrays:
+            np.savez(tmp_path / "bare.npz", x=arrays["x"])
+            np.save(tmp_path / "bare.npy", arrays["x"])
+        for name in ("bare.npz", "bare.npy"):
+            found = model.predict(tmp_path / name)
+            assert (found.to_numpy() == table.to_numpy()).all()
+            assert found.attrs == {}
     if kind == "text":
         assert len(model.predict(b"what is ")) == 1
 
