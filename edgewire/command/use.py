@@ -52,9 +52,9 @@ def predict(words: Sequence[str]) -> None:
     table = model.predict(given.file)
     out = Path(given.out or PREDICTIONS)
     replace_file(out, table.to_csv())
-    print("\n".join([*_trained(given.run), *_measured(table, model)]))
-    print(table.iloc[:SHOWN, :SHOWN].to_string(max_colwidth=20))
-    print(f"files      {out}: {len(table):,} rows of {', '.join(table.columns[:SHOWN])}")
+    shown = table.iloc[:SHOWN, :SHOWN].to_string(max_colwidth=20)
+    files = f"files      {out}: {len(table):,} rows of {', '.join(table.columns[:SHOWN])}"
+    print(*_trained(given.run), *_measured(table, model), shown, files, sep="\n")
 
 
 def export(words: Sequence[str]) -> None:
@@ -67,9 +67,9 @@ def export(words: Sequence[str]) -> None:
     given = _parsed("export", words, "run", "format", "file?")
     model = load_model(given.run, given.packages)
     out = exported(model, given.run, given.format, given.file, given.out)
-    print("\n".join(_trained(given.run)))
-    print(f"checked    {SAMPLES} samples: PyTorch's answers to {MOST:g}")
-    print(f"files      {out}: {human_bytes(out.stat().st_size)}; raw samples in, answers out")
+    checked = f"checked    {SAMPLES} samples: PyTorch's answers to {MOST:g}"
+    files = f"files      {out}: {human_bytes(out.stat().st_size)}; raw samples in, answers out"
+    print(*_trained(given.run), checked, files, sep="\n")
 
 
 def exported(
