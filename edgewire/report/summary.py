@@ -71,8 +71,9 @@ def trained(result: Mapping[str, Any], folder: Path) -> str:
     nodes, words = number(result.get("nodes")), WORDS.get(method, method)
     count = NOTHING if nodes is None else f"{nodes:,.0f}"
     shorter = f"{model} · {count} nodes · {words}"
-    line = f"{about} · {shorter}" + f" ({method})" * (words != method)
-    return line if len(line) <= WIDTH else one_line(f"{name} · {shorter}", WIDTH)
+    whole = f"{about} · {shorter}"
+    lines = (whole + f" ({method})" * (words != method), whole, f"{name} · {shorter}")
+    return next((line for line in lines if len(line) <= WIDTH), one_line(lines[-1], WIDTH))
 
 
 def name_of(result: Mapping[str, Any], folder: Path) -> str:
