@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,17 +91,10 @@ def sweep(
         return run_sweep([*_folder(config_dir), *words], progress)
 
 
-def run_sweep(
-    words: Sequence[str],
-    progress: bool = True,
-    ended: Callable[[Path], object] | None = None,
-) -> SweepResult:
-    """Run a sweep of Hydra's words, options first, as `sweep` does.
-
-    `ended`: as in `edgewire.command.exit.Caller`.
-    """
+def run_sweep(words: Sequence[str], progress: bool = True) -> SweepResult:
+    """Run a sweep of Hydra's words, options first, as `sweep` does."""
     SweepEnd.folder = None
-    with _called(progress, ended):
+    with _called(progress):
         run_hydra(["--multirun", *words])
     if SweepEnd.folder is None:
         raise RunFailed("no run of the sweep was begun")
@@ -124,7 +117,7 @@ def expect_overrides(words: Iterable[object]) -> None:
 
 
 @contextmanager
-def _called(progress: bool, ended: Callable[[Path], object] | None = None) -> Iterator[list[str]]:
+def _called(progress: bool) -> Iterator[list[str]]:
     """Let the command run in this context without an exit; the list gets a diverged run's line.
 
     Afterwards loggers, environment variables, Python's path and its random numbers are as before. A
@@ -142,7 +135,7 @@ def _called(progress: bool, ended: Callable[[Path], object] | None = None) -> It
     users, hydra.hydra = hydra.hydra, None  # the user's own use of Hydra goes on afterwards
     RUN.folder = None
     try:
-        with called_from(Caller(python=True, progress=progress, ended=ended)):
+        with called_from(Caller(python=True, progress=progress)):
             yield line
     except Failed as failed:
         if not failed.diverged:
