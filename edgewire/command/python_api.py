@@ -31,7 +31,6 @@ from edgewire.command.sweep import SweepEnd
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # texts that Hydra reads without quotes
 _WORDS = ("null", "true", "false", "nan", "inf")  # Hydra reads these as other values than texts
 ONE_RUN = threading.Lock()  # Hydra and Flower have one state in a process
-_OPTIONS = ("-m", "--multirun")
 
 
 def train(
@@ -110,10 +109,8 @@ def expect_overrides(words: Iterable[object]) -> None:
     for word in words:
         if not isinstance(word, str):
             raise RunFailed(f"an override is a text such as 'rounds=20', not {word!r}")
-        if word in _OPTIONS:
-            raise RunFailed(f"{word} is for the command line: call sweep() for several runs")
         if word.startswith("-") or ("=" not in word and not word.startswith("~")):
-            raise RunFailed(f"{word!r} is no override: give KEY=VALUE, such as 'rounds=20'")
+            raise RunFailed(f"{word!r} is no override: give KEY=VALUE, or call sweep() for -m")
 
 
 @contextmanager

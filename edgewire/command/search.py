@@ -96,20 +96,16 @@ def judge(runs: Mapping[Method, Run], metric: MainMetric, goal: float) -> list[M
     """Return each preset with its best rate, the soonest at a common level first.
 
     The level is the goal, or the value that half of the presets reach if that is easier. Runs that
-    have diverged come last. Raises `ResultsError` if no run has a value, and for a goal that the
-    untrained model reaches.
+    have diverged come last. Raises `ResultsError` for a goal that the untrained model reaches.
     """
-    scores = {method: reached(run, metric, goal) for method, run in runs.items()}
-    if any(seconds == 0 for seconds, _ in scores.values()):
-        text = f"{metric.name} {metric.text(goal)}"
-        raise ResultsError(f"the untrained model already reaches {text}: give a harder goal")
     best: dict[str, float] = {}
-    for method, (_, value) in scores.items():
+    for method, run in runs.items():
+        seconds, value = reached(run, metric, goal)
         best[method.name] = min(value, best.get(method.name, math.inf))
-    known = sorted(value for value in best.values() if value < math.inf)
-    if not known:
-        raise ResultsError(f"no run has a value of {metric.name}: all diverged, or none had one")
-    half = known[(len(known) - 1) // 2] * (-1 if metric.higher else 1)
+        if seconds == 0:
+            text = f"{metric.name} {metric.text(goal)}"
+            raise ResultsError(f"the untrained model already reaches {text}: give a harder goal")
+    half = sorted(best.values())[(len(best) - 1) // 2] * (-1 if metric.higher else 1)
     level = goal if metric.reaches(half, goal) else half
     chosen: dict[str, Method] = {}
     for method in sorted(runs, key=lambda each: reached(runs[each], metric, level)):
@@ -118,9 +114,8 @@ def judge(runs: Mapping[Method, Run], metric: MainMetric, goal: float) -> list[M
 
 
 def _soonest(asked: Comparison, metric: MainMetric, goal: float, minutes: float) -> int:
-    methods, rounds, rows = asked.methods(TRIED), asked.rounds, list[tuple[Method, Run, str, str]]()
-    aim = f"goal: {metric.name} {metric.text(goal)} over {asked.link}, the soonest first"
-    say(f"{aim} · {asked.title}")
+    methods, rows = asked.methods(TRIED), list[tuple[Method, Run, str, str]]()
+    say(f"goal: {metric.name} {metric.text(goal)} over {asked.link} · {asked.title}")
     if minutes < math.inf:
         began = time.monotonic()
         asked.make(methods[:1], asked.seeds[:1])
@@ -128,35 +123,33 @@ def _soonest(asked: Comparison, metric: MainMetric, goal: float, minutes: float)
         count = int(60 * minutes / whole) - (FINALISTS + 1) * len(asked.seeds)
         methods = methods[: max(2, count)]
     tried = [*chain(*map(asked.at_rates, methods))]
-    for rung, share in enumerate((4, 2), 1):
-        found = asked.make(tried, asked.seeds[:1], rounds // share, shared.VALIDATE)
-        done = {method: runs[0] for method, runs in found.items()}
-        ordered = judge(done, metric, goal)
+    for share in (4, 2):
+        found = asked.make(tried, asked.seeds[:1], asked.rounds // share, shared.VALIDATE)
+        ordered = judge({method: runs[0] for method, runs in found.items()}, metric, goal)
         others = [each for each in ordered if each.name != shared.UNCOMPRESSED]
         left = others[max(FINALISTS, math.ceil(len(others) / 2)) :]
-        why = f"after rung {rung}: 1/{share} of the rounds"
-        rows[:0] = [(each, done[each], "1", why) for each in left]
+        rows[:0] = [(each, found[each][0], "1", f"after 1/{share} of the rounds") for each in left]
         tried = [each for each in ordered if each not in left]
     finals = []
     for method, runs in asked.make(tried, asked.seeds).items():
         runs.sort(key=lambda run: reached(run, metric, goal))
-        middle = runs[len(runs) // 2]  # of this seed are all figures
-        finals.append((method, middle, str(len(runs)), ""))
+        finals.append((method, runs[len(runs) // 2], str(len(runs)), ""))  # the seed in the middle
     finals.sort(key=lambda each: reached(each[1], metric, goal))
     cells = []
-    for method, run, count, why in [*finals, *rows]:
+    for method, run, count_of_seeds, why in [*finals, *rows]:
         seconds, best = reached(run, metric, goal)
-        texts = human_seconds(seconds) if seconds < math.inf else "not reached", shown(best, metric)
-        cells.append([str(method), *texts, *map(human_bytes, shared.sizes(run)), count, why])
+        time_text = human_seconds(seconds) if seconds < math.inf else "not reached"
+        sizes = map(human_bytes, shared.sizes(run))
+        cells.append([str(method), time_text, shown(best, metric), *sizes, count_of_seeds, why])
     heads = ("method", "to the goal", "best", "up", "down", "seeds", "left the search")
     say(shared.table_of(heads, cells), *asked.failed)
     method, run, *_ = finals[0]
     if reached(run, metric, goal)[0] < math.inf:
         print_commands(asked, method, run.seed)
         return 0
-    least, name = min((reached(run, metric, goal)[1], method.name) for method, run, *_ in finals)
-    best_name = shared.NAMES.get(name, name)
-    say(f"the goal is not reached: the best is {shown(least, metric)} ({best_name})")
+    best, name = min((reached(run, metric, goal)[1], method.name) for method, run, *_ in finals)
+    name = shared.NAMES.get(name, name)
+    say(f"the goal is not reached: the best is {shown(best, metric)} ({name})")
     return NOT_REACHED
 
 
@@ -218,11 +211,8 @@ def _fewest(asked: Comparison, limit: float) -> int:
         raise ResultsError(next(iter(asked.failed)))
     size = {each: sum(shared.sizes(runs[0])[:ways]) for each, runs in done.items()}
     ordered = sorted(done, key=lambda each: size[each])
-    few = [
-        each
-        for each in ordered
-        if size[each] < size[plain] and losses(done[each], done[plain])[0] <= HOPELESS * limit
-    ]
+    fewer = ordered[: ordered.index(plain)]
+    few = [m for m in fewer if losses(done[m], done[plain])[0] <= HOPELESS * limit]
     first, chosen, lost = max(asked.seeds) + 1, None, dict[Method, list[float]]()
     while chosen is None and few:
         pair, few = few[:2], few[2:]
@@ -231,19 +221,17 @@ def _fewest(asked: Comparison, limit: float) -> int:
             done[method] += runs
         lost |= {each: losses(done[each], done[plain]) for each in new}
         chosen = next((each for each in pair if further(lost[each]) <= limit), None)
-    as_sure = (
-        each for each in lost if each != plain and further(lost[each]) <= further(lost[plain])
-    )
-    chosen = chosen or next(as_sure, None)
+    if chosen is None and lost:
+        most = further(lost[plain])
+        chosen = next((m for m in lost if m != plain and further(lost[m]) <= most), None)
     others = {each: done[each] for each in ordered if each != plain}
     say(shared.table({plain: done[plain], **others}), *asked.failed)
-    say("measured on a part of the training set")
-    metric = done[plain][0].metric
-    most = f"{limit:g} points" if metric.share else f"{limit * shared.PERCENT:g} %"
+    share = done[plain][0].metric.share
+    aim = f"{limit:g} points" if share else f"{limit * shared.PERCENT:g} %"
     for method, values in lost.items():
         count = sum(value <= limit for value in values)
-        text = f"{count} of {len(values)} seeds lose at most {most}"
-        say(f"{method}: {text} against the mean of {shared.NAMES[plain.name]}")
+        text = f"{count} of {len(values)} seeds lose at most {aim}"
+        say(f"{method}: {text} against the mean of uncompressed, on training samples")
     if chosen is None:
         say("no method is surely within the limit: stay uncompressed")
         return NOT_REACHED
