@@ -10,6 +10,7 @@ from edgewire.command.compare import Comparison, compare, verdict
 from edgewire.command.exit import Failed, clear_errors
 from edgewire.command.main import COMPARE, cli
 from edgewire.command.new_task import new_task
+from edgewire.command.search import search
 from edgewire.report.estimate import Estimate
 from edgewire.report.metric import ACCURACY, MainMetric
 
@@ -24,7 +25,7 @@ def printed(tmp_path, monkeypatch, capsys):
         code = 0
         try:
             with clear_errors():
-                code = compare(list(words))
+                code = compare(list(words), search)
         except Failed as failed:
             code = failed.code
         shown = capsys.readouterr()
@@ -195,7 +196,7 @@ def test_a_difference_has_a_verdict_in_words(mean, std, metric, said):
 
 def test_it_is_a_word_of_the_command_line(monkeypatch):
     given = []
-    monkeypatch.setattr(command, "compare", lambda words: given.append(words) or 3)
+    monkeypatch.setattr(command, "compare", lambda words, _: given.append(words) or 3)
     monkeypatch.setattr("sys.argv", ["run.py", COMPARE, "task=keywords"])
     with pytest.raises(SystemExit) as ended:
         cli()
