@@ -45,12 +45,12 @@ def survey(grid: OrderedGrid, config: Config, folder: Path) -> None:
             continue
         up += size_of(reply.content)
         try:
-            found[node] = Survey.from_bytes(_content(reply))
+            record = reply.content.config_records.get("columns") or ConfigRecord()
+            found[node] = Survey.from_bytes(record.get("survey"))
         except TaskError as error:
             out[node] = str(error)
     wishes = wished(**table_options(config))[1]
-    needed = (*wishes.target, *([wishes.group] if wishes.group else []))
-    out = {node: why for node, why in out.items() if node not in found} | refused(found, needed)
+    out = {node: why for node, why in out.items() if node not in found} | refused(found)
     lines = [f"{called(node)}: {why}" for node, why in out.items()]
     if 2 * (len(nodes) - len(out)) <= len(nodes):
         more = f"; and {len(lines) - 5} more" if len(lines) > 5 else ""
@@ -70,11 +70,3 @@ def survey(grid: OrderedGrid, config: Config, folder: Path) -> None:
     text = json.dumps({**json.loads(columns.to_json()), "survey": cost}, ensure_ascii=False)
     replace_file(folder / "columns.json", text + "\n")
     replace_file(folder / "result.json", json.dumps({"ended": "finished"}) + "\n")
-
-
-def _content(reply: Message) -> bytes:
-    """Return the bytes of a survey in a reply."""
-    record = reply.content.config_records.get("columns") or ConfigRecord()
-    if not isinstance(found := record.get("survey"), bytes):
-        raise TaskError("its reply holds no survey")
-    return found

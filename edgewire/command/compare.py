@@ -11,12 +11,11 @@ import logging
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
-from statistics import fmean
 from typing import cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -24,7 +23,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
-from rich.table import Table
 
 from edgewire.command.from_data import from_data
 from edgewire.command.job import prepare, set_up_logging
@@ -35,13 +33,11 @@ from edgewire.conf.network import network_named
 from edgewire.conf.own_packages import look_in
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.words import explained
-from edgewire.report.energy import RADIOS, joules
-from edgewire.report.estimate import Estimate, estimate, paired
-from edgewire.report.format import NOTHING, human_bytes, human_seconds
-from edgewire.report.link_time import own_links, seconds_over, spent
-from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.report.comparison import LINK, comparison
+from edgewire.report.energy import RADIOS
+from edgewire.report.metric import ACCURACY
 from edgewire.report.reader import ResultsError
-from edgewire.report.runs import Run, by_seed, main_metric, read_settings, whole_bytes
+from edgewire.report.runs import Run, by_seed, main_metric
 from edgewire.report.summary import laid_out, next_lines, shown, trained
 
 UNCOMPRESSED, FEW_BYTES = "fedavg", "edgewire"
@@ -50,11 +46,8 @@ ASKED = ("algorithm", "seed", "goal", "minutes", "bytes")  # words that Hydra do
 OWN = ("nodes", "rounds", "lr")  # words of which each run gets its own
 FACTORS = (1.0, 0.3, 3.0)  # of a method's rate, in a search of rates; of equal ones the first
 VALIDATE = "dataset.validate=0.1"  # a part of the training set is the test set
-LINK = "lora"  # of the columns of times and energy, if the words name no network
 RATES = re.compile(r"network=([0-9.]+)/([0-9.]+)")  # Mbit/s down and up
 WIDTH = 110  # characters of a line, if no terminal says it
-PERCENT = 3.0  # of an error or a perplexity are as much as one point of a share
-FORMS = (human_bytes, human_bytes, human_seconds, "{:.3g} J".format)  # of `costs`
 USAGE = """python run.py compare [OVERRIDES] [--config-dir DIR]         (more in docs/sweeps.md)
 
 Trains a task, chosen as for python run.py, without compression, with int8 values, and with few
@@ -257,7 +250,8 @@ def compare(words: Sequence[str], search: Callable[[Comparison], int]) -> int:
     found = asked.make(methods, asked.seeds)
     done = [*chain(*found.values())]
     folder = cast(Path, done[0].folder).parent
-    say(table({each: found.get(each, []) for each in methods}, asked.link))
+    named = {str(each): found.get(each, []) for each in methods}
+    say(comparison(named, str(methods[0]), asked.link))
     say(*notes(done, asked), *asked.failed)
     goal = shlex.join([*asked.options, *asked.task, "goal=within:1"])
     nexts = {
@@ -267,85 +261,6 @@ def compare(words: Sequence[str], search: Callable[[Comparison], int]) -> int:
     }
     say(*next_lines({"": ""}, *nexts.items()))
     return 1 if asked.failed or any(run.diverged for run in done) else 0
-
-
-def table_of(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table: a column of names, and columns of numbers."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(head, justify="right" if table.columns else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def table(found: Mapping[Method, Sequence[Run]], link: str = "") -> Table:
-    """Return the table of methods; the first one is the uncompressed one.
-
-    `link`: the name of the runs' own link, of which the times are; "": times are estimates for a
-    thin link.
-    """
-    metric, rows = main_metric(chain(*found.values())), []
-    forms = FORMS if (link or LINK) in RADIOS else FORMS[:-1]
-    plain = by_seed(next(iter(found.values())), metric.name, metric.scale)
-    for method, runs in found.items():
-        values = by_seed(runs, metric.name, metric.scale)
-        mean = estimate(values.values())
-        value = NOTHING if mean is None else f"{mean.text(metric.places(mean.mean))}{metric.unit}"
-        value = "diverged" if any(run.diverged for run in runs) else value
-        difference = paired(values, plain) if method.name != UNCOMPRESSED else None
-        said = verdict(difference, metric, fmean(plain.values())) if difference else NOTHING
-        numbers = zip(*(costs(run, link) for run in runs), strict=True)
-        means = [None if None in each else fmean(each) for each in numbers]
-        cells = [NOTHING if n is None else f(n) for f, n in zip(forms, means, strict=False)]
-        rows.append([str(method), value, said, *cells])
-    heads = ["method", metric.name, "against uncompressed", "up", "down", f"over {link or LINK}"]
-    return table_of([*heads, "energy"][: 3 + len(forms)], rows)
-
-
-def costs(run: Run, link: str) -> tuple[float, float, float | None, float | None]:
-    """Return a run's bytes up and down, and a node's seconds and joules over a link.
-
-    `link`: as in `table`. None: there is no estimate, or the link's radio is not known.
-    """
-    settings, rows = read_settings(cast(Path, run.folder)), run.history()
-    network = own_links(settings) if link else network_named(LINK)
-    progress, _ = spent(rows, run.result, settings)
-    times = seconds_over(network, rows, run.result, settings)
-    seconds = run.result["virtual_seconds"] if link else times[-1]
-    radio, energy = RADIOS.get(link or LINK), None
-    if radio and progress and seconds is not None:
-        energy = joules(radio, network, progress[-1], seconds)
-    return *sizes(run), seconds, energy
-
-
-def sizes(run: Run) -> tuple[float, float]:
-    """Return all bytes of a run, up and down."""
-    return whole_bytes(run.result, "uplink")[0], whole_bytes(run.result, "downlink")[0]
-
-
-def one_point(metric: MainMetric, base: float) -> float:
-    """Return what counts as one point, as tables show values; `base`: the uncompressed mean."""
-    return 1.0 if metric.share else abs(base) * PERCENT / 100
-
-
-def verdict(difference: Estimate, metric: MainMetric, base: float) -> str:
-    """Return a difference to the uncompressed runs, and what it says: a loss, a gain, no loss.
-
-    `base`: the mean of the uncompressed runs; both are in percent if the metric is a share.
-    """
-    half, places = difference.half, 1 if metric.share else metric.places(base)
-    loss = -difference.mean if metric.higher else difference.mean
-    if difference.mean == 0 and not half:
-        return "0: no loss seen"
-    if half is None:
-        word = "one seed"
-    elif not difference.noise:
-        word = "a loss" if loss > 0 else "a gain"
-    else:
-        word = "no loss seen" if loss + half <= one_point(metric, base) else "unclear"
-    sign, unit = "+" * (difference.mean > 0), " points" * metric.share
-    return f"{sign}{difference.text(places)}{unit}: {word}"
 
 
 def notes(runs: Sequence[Run], asked: Comparison) -> list[str]:

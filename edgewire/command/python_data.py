@@ -15,8 +15,6 @@ from edgewire.command.saved_config import CONTINUE, RESUME, START, quoted
 from edgewire.conf.schema import ConfigError
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.task.errors import TaskError
-from edgewire.task.tables.columns import Reading
-from edgewire.task.tables.files import read
 
 TABLE, ARRAYS = "data.parquet", "data.npz"
 FOLDERS = {"hydra.run.dir": "outputs", "hydra.sweep.dir": "multirun"}
@@ -57,9 +55,11 @@ def data_in(
     is_table = hasattr(data, "columns") or ("model" not in kinds and _is_matrix(data))
     file = folder / (TABLE if is_table else ARRAYS)
     try:
-        found = _table(data, target, file) if is_table else _arrays(data, target, file)
-        if any(word.startswith(f"{START}=") for word in words):  # it has the configuration
-            found = []
+        starts = any(word.startswith(f"{START}=") for word in words)  # with a run's configuration
+        if hasattr(data, "columns") and target is None and not starts:
+            raise ConfigError("data= needs target=, the column to predict, as in target='churn'")
+        found = (_table if is_table else _arrays)(data, target, file)
+        found = [] if starts else found
         found = [
             word for word in found if word != "objective=regression" or "objective" not in kinds
         ]
@@ -81,6 +81,9 @@ def _table(data: Any, target: str | Sequence[str] | None, file: Path) -> list[st
     """Write a table into a Parquet file; return the overrides of its task."""
     from pyarrow import ArrowException, parquet
 
+    from edgewire.task.tables.columns import Reading
+    from edgewire.task.tables.files import read  # it imports torch
+
     if not hasattr(data, "columns"):
         import pandas as pd
 
@@ -89,13 +92,11 @@ def _table(data: Any, target: str | Sequence[str] | None, file: Path) -> list[st
         if len(x) != len(y):
             raise TaskError(f"data=(x, y): x has {len(x):,} rows, and y has {len(y):,}")
         data["y"] = [*y] if y.ndim > 1 else y
-    if target is None:
-        raise ConfigError("data= needs target=, the column to predict, as in target='churn'")
     try:
         parquet.write_table(read(data, Reading()).table, file)
     except ArrowException as error:
         raise TaskError(f"data= cannot be written: {' '.join(str(error).split())[:200]}") from error
-    names = [target] if isinstance(target, str) else [*target]
+    names = [target] if isinstance(target, str) else target or ()
     text = ",".join(quoted(str(name)) for name in names)
     return ["task=table", f"dataset.target={text if isinstance(target, str) else f'[{text}]'}"]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from operator import itemgetter
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig
 
-from edgewire.command.exit import mistakes_fail
+from edgewire.command.exit import RunFailed, mistakes_fail
 from edgewire.command.use import exported, load_model
-from edgewire.report.curves import evenly
+from edgewire.conf.network import Network, network_named
+from edgewire.report.comparison import LINK, comparison, table_of, times_over
+from edgewire.report.curves import evenly, is_plain, legend
 from edgewire.report.metric import main_of
 from edgewire.report.notebook_card import card, curve_svg
 from edgewire.report.reader import ResultsError, folders, read_json, read_yaml, reading
@@ -22,11 +25,13 @@ from edgewire.report.runs import (
     CONFIG,
     FAILED,
     REFERENCE,
+    Group,
     Run,
     expect_result,
     failed_line,
     find_runs,
     group_runs,
+    number,
     read_overrides,
     read_result,
     run_of,
@@ -180,7 +185,7 @@ class RunResult:
         `RunFailed`.
         """
         with mistakes_fail():
-            return exported(self._model, self.folder, kind, None, out and str(out))[0]
+            return exported(self._model, self.folder, kind, out=out)
 
     def show(self, height: int = 700) -> Frame:
         """Write the run's report, and show its page in a notebook, `height` pixels high."""
@@ -250,11 +255,72 @@ class SweepResult(list[RunResult]):
         """Draw a curve for the runs that differ in the seed only, as `RunResult.plot`."""
         return plot(self, y, x, log_x=log_x)
 
+    @cached_property
+    def groups(self) -> dict[str, list[Run]]:
+        """The runs by their settings beside the seed; the uncompressed ones come first."""
+        made = group_runs([run.as_run() for run in self])
+        made.sort(key=lambda group: not is_plain(group))
+        names = [name.removeprefix("algorithm=") for name in legend(made)]
+        return {name: [*group.runs] for name, group in zip(names, made, strict=True)}
+
+    @property
+    def comparison(self) -> pd.DataFrame:
+        """One row of texts for the runs that differ in the seed only, as `compare` prints them."""
+        import pandas as pd
+
+        first = next(iter(self.groups.values()), ())
+        plain = next(iter(self.groups)) if first and is_plain(Group({}, first)) else None
+        table = comparison(self.groups, plain) if self else table_of()
+        return pd.DataFrame({str(each.header): [*map(str, each.cells)] for each in table.columns})
+
+    def best(self, goal: float | None = None, network: str = LINK) -> RunResult:
+        """Return the run that reaches a goal soonest over a network, or that has the best value.
+
+        `goal`: a value of the main metric, such as 0.9; None: the best value counts. `network`: the
+        name of a choice of `network=`. Runs that differ in the seed only count as one: the one in
+        the middle is returned. Raises `RunFailed` if no run reaches the goal.
+        """
+        try:
+            link = network_named(network)
+        except ValueError as error:
+            raise RunFailed(str(error)) from None
+        cost = partial(_cost, goal=goal, link=link)
+        seeds = [sorted(runs, key=cost) for runs in self.groups.values()]
+        run = min((each[len(each) // 2] for each in seeds), key=cost, default=None)
+        if run is None or cost(run) == math.inf:
+            reached = "" if goal is None else f" that reaches {goal:g} over {network}"
+            raise RunFailed(f"no run has a value{reached}; .comparison lists the values")
+        return next(each for each in self if each.folder == run.folder)
+
     def __repr__(self) -> str:
-        lines = [str(self.table) if self else "no run has finished"]
-        lines += [f"{folder}: {line}" for folder, line in self.failed.items()]
-        lines += [f"{folder}: not begun" for folder in self.not_begun]
-        return "\n".join(lines)
+        rows = self.comparison.to_string(index=False) if self else "no run has finished"
+        return "\n".join([rows, *self._ends()])
+
+    def _repr_html_(self) -> str:
+        ends = "".join(f"<div>{escape(line)}</div>" for line in self._ends())
+        return (self.comparison.to_html(index=False) if self else "no run has finished") + ends
+
+    def _ends(self) -> list[str]:
+        lines = [f"{folder}: {line}" for folder, line in self.failed.items()]
+        return [*lines, *(f"{folder}: not begun" for folder in self.not_begun)]
+
+
+def _cost(run: Run, goal: float | None, link: Network) -> float:
+    """Return the seconds until a goal over a link, or without a goal minus the value's worth.
+
+    It is infinity for a run that has diverged, that does not reach the goal, or without a value.
+    """
+    metric = run.metric
+    if run.diverged:
+        return math.inf
+    if goal is None:
+        value = number(run.result.get(metric.name))
+        return math.inf if value is None else -value if metric.higher else value
+    for row, seconds in zip(run.history(), times_over(run, link), strict=True):
+        value = number(row.get(metric.name))
+        if value is not None and metric.reaches(value, goal) and row.get("round"):
+            return math.inf if seconds is None else seconds
+    return math.inf
 
 
 class Frame(NamedTuple):

@@ -19,6 +19,7 @@ from statistics import fmean
 from edgewire.command import compare as shared
 from edgewire.command.compare import Comparison, Method, say
 from edgewire.conf.schema import ConfigError
+from edgewire.report.comparison import PERCENT, comparison, one_point, sizes, table_of
 from edgewire.report.estimate import estimate
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.metric import MainMetric
@@ -135,14 +136,14 @@ def _soonest(asked: Comparison, metric: MainMetric, goal: float, minutes: float)
         runs.sort(key=lambda run: reached(run, metric, goal))
         finals.append((method, runs[len(runs) // 2], str(len(runs)), ""))  # the seed in the middle
     finals.sort(key=lambda each: reached(each[1], metric, goal))
-    cells = []
+    heads = ("method", "to the goal", "best", "up", "down", "seeds", "left the search")
+    table = table_of(*heads)
     for method, run, count_of_seeds, why in [*finals, *rows]:
         seconds, best = reached(run, metric, goal)
         time_text = human_seconds(seconds) if seconds < math.inf else "not reached"
-        sizes = map(human_bytes, shared.sizes(run))
-        cells.append([str(method), time_text, shown(best, metric), *sizes, count_of_seeds, why])
-    heads = ("method", "to the goal", "best", "up", "down", "seeds", "left the search")
-    say(shared.table_of(heads, cells), *asked.failed)
+        texts = (time_text, shown(best, metric), *map(human_bytes, sizes(run)))
+        table.add_row(str(method), *texts, count_of_seeds, why)
+    say(table, *asked.failed)
     method, run, *_ = finals[0]
     if reached(run, metric, goal)[0] < math.inf:
         print_commands(asked, method, run.seed)
@@ -182,7 +183,7 @@ def losses(ours: Sequence[Run], theirs: Sequence[Run]) -> list[float]:
     if not others or len(values) < len(ours) or any(run.diverged for run in (*ours, *theirs)):
         return [math.inf]
     mean, sign = fmean(others), 1 if metric.higher else -1
-    point = shared.one_point(metric, mean) or math.inf
+    point = one_point(metric, mean) or math.inf
     return [sign * (mean - value) / point for value in values]
 
 
@@ -209,7 +210,7 @@ def _fewest(asked: Comparison, limit: float) -> int:
     done = asked.make(methods, asked.seeds[:1], 0, LARGE)
     if plain not in done:
         raise ResultsError(next(iter(asked.failed)))
-    size = {each: sum(shared.sizes(runs[0])[:ways]) for each, runs in done.items()}
+    size = {each: sum(sizes(runs[0])[:ways]) for each, runs in done.items()}
     ordered = sorted(done, key=lambda each: size[each])
     fewer = ordered[: ordered.index(plain)]
     few = [m for m in fewer if losses(done[m], done[plain])[0] <= HOPELESS * limit]
@@ -224,10 +225,10 @@ def _fewest(asked: Comparison, limit: float) -> int:
     if chosen is None and lost:
         most = further(lost[plain])
         chosen = next((m for m in lost if m != plain and further(lost[m]) <= most), None)
-    others = {each: done[each] for each in ordered if each != plain}
-    say(shared.table({plain: done[plain], **others}), *asked.failed)
+    table = {str(each): done[each] for each in sorted(ordered, key=lambda each: each != plain)}
+    say(comparison(table, str(plain), asked.link), *asked.failed)
     share = done[plain][0].metric.share
-    aim = f"{limit:g} points" if share else f"{limit * shared.PERCENT:g} %"
+    aim = f"{limit:g} points" if share else f"{limit * PERCENT:g} %"
     for method, values in lost.items():
         count = sum(value <= limit for value in values)
         text = f"{count} of {len(values)} seeds lose at most {aim}"

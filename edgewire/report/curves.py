@@ -55,7 +55,6 @@ Y = {
     "accuracy": ("test accuracy (%)", 0.01),
     "loss": ("test loss", 1.0),
 }
-PRESET = "the preset's"  # the label for a key that a run was not given
 LINE = 150  # characters that fit in a line below the axes
 NAMED = 12  # curves with their names at their ends; more have a legend
 NAME = 40  # characters of a name
@@ -181,7 +180,7 @@ def draw(
         axes.margins(x=0.01)
         ticks: Ticks = (lambda value: human_bytes(value * unit)) if "bytes" in x else PLAIN
         set_scale(axes, "x", ticks, log_x)
-        plain = [each for each, group in zip(found, groups, strict=True) if _is_plain(group)]
+        plain = [each for each, group in zip(found, groups, strict=True) if is_plain(group)]
         if y == metric.name and len(groups) > 1 and len(plain) == 1 and plain[0] is not None:
             axes.axhline(plain[0].mean[-1], color=LIGHT["muted"], linewidth=1, dashes=(3, 3))
         if len(ends) > NAMED:
@@ -207,7 +206,7 @@ def _title(groups: Sequence[Group]) -> str:
     return " · ".join(part for part in next(iter(texts), []) if all(part in text for text in texts))
 
 
-def _is_plain(group: Group) -> bool:
+def is_plain(group: Group) -> bool:
     """Return whether the runs of a group were not compressed in either direction."""
     sizes = [whole_bytes(group.runs[0].result, way) for way in ("uplink", "downlink")]
     return all(abs(plain - sent) <= BESIDE * sent for sent, plain in sizes)
@@ -233,11 +232,9 @@ def shown_figure(**options: Any) -> Figure:
 
 def legend(groups: Sequence[Group]) -> list[str]:
     """Return a label for each group: its overrides that differ between the groups."""
-    keys = varying(groups)
-    labels = []
+    keys, labels = varying(groups), []
     for group in groups:
-        own = {key: group.overrides.get(key, PRESET) for key in keys}
-        shown = [f"{key}={own[key]}" for key in keys if key in group.overrides or len(keys) == 1]
+        shown = [f"{key}={group.overrides[key]}" for key in keys if key in group.overrides]
         labels.append(one_line(", ".join(shown)) or "the presets")
     return labels
 

@@ -6,13 +6,11 @@ import sys
 import pytest
 
 from edgewire.command import compare as command
-from edgewire.command.compare import Comparison, compare, verdict
+from edgewire.command.compare import Comparison, compare
 from edgewire.command.exit import Failed, clear_errors
 from edgewire.command.main import COMPARE, cli
 from edgewire.command.new_task import new_task
 from edgewire.command.search import search
-from edgewire.report.estimate import Estimate
-from edgewire.report.metric import ACCURACY, MainMetric
 
 QUICK = ["rounds=2", "nodes=3", "engine.workers=1", "seed=0,1"]
 
@@ -171,27 +169,6 @@ def test_the_words_of_a_link(words):
     if "10/1" in asked.link:
         assert (network.down_mbps, network.up_mbps) == (10, 1)
     assert bool(asked.link) == bool(words)
-
-
-MAE = MainMetric("mae")
-
-
-@pytest.mark.parametrize(
-    ("mean", "std", "metric", "said"),
-    [
-        (0.0, 0.0, ACCURACY, "0: no loss seen"),
-        (-1.1, 0.2, ACCURACY, "-1.1 ± 0.5 points: a loss"),
-        (1.1, 0.2, ACCURACY, "+1.1 ± 0.5 points: a gain"),
-        (-0.1, 0.2, ACCURACY, "-0.1 ± 0.5 points: no loss seen"),
-        (-0.5, 0.4, ACCURACY, "-0.5 ± 1.0 points: unclear"),
-        (-0.5, None, ACCURACY, "-0.5 points: one seed"),
-        (0.32, 0.02, MAE, "+0.3200 ± 0.0497: a loss"),
-        (-0.32, 0.02, MAE, "-0.3200 ± 0.0497: a gain"),
-        (0.001, 0.001, MAE, "+0.0010 ± 0.0025: no loss seen"),
-    ],
-)
-def test_a_difference_has_a_verdict_in_words(mean, std, metric, said):
-    assert verdict(Estimate(mean, std, 1 if std is None else 3), metric, 0.2) == said
 
 
 def test_it_is_a_word_of_the_command_line(monkeypatch):

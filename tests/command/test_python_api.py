@@ -24,12 +24,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewire import RunFailed, sweep, train
-from edgewire.command import python_api
+from edgewire.command import python_api, run_result
 from edgewire.command.exit import caller
-from edgewire.command.run_result import RunResult
+from edgewire.command.run_result import RunResult, SweepResult
 from edgewire.conf.load import HERE
 from edgewire.report.reader import ResultsError
 from tests.local_runs import at_row, raising
+from tests.report.made_runs import add_job
 from tests.runs import result_of
 
 FEW = ["rounds=2", "nodes=3", "engine.workers=1"]
@@ -94,6 +95,33 @@ def test_a_result_is_shown_as_text_and_picture(trained):
         RunResult(trained.folder / "nowhere")
 
 
+def test_a_notebook_shows_a_card_and_the_report(trained):
+    card, first = trained._repr_html_(), repr(trained).splitlines()[0]
+    assert card.count(f"<b>{first}</b>") == 1
+    assert "<polyline" in card
+    page = trained.show(300)._repr_html_()
+    assert page.startswith('<iframe srcdoc="&lt;!doctype html')
+    assert 'height="300"' in page
+    assert page.count('"') == 6  # the page's own quotes are escaped
+
+
+def test_a_result_has_its_model_in_use(trained, monkeypatch):
+    assert trained.classes == tuple("0123456789")
+    low, high = trained.interval
+    assert low < trained.metrics["accuracy"] < high
+    assert trained.load_model().classes == trained.classes
+    found = trained.predict(np.zeros((2, 1, 8, 8), np.uint8))
+    assert set(found["class"]) < set(trained.classes)
+    asked = []
+    monkeypatch.setattr(
+        run_result, "exported", lambda *given: asked.append(given) or (given[-1], 0)
+    )
+    assert trained.export("torch", "x.pt2") == "x.pt2"
+    assert asked[0][1:] == (trained.folder, "torch", None, "x.pt2")
+    with pytest.raises(RunFailed, match="there is no such file"):
+        trained.predict("nowhere.csv")
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -136,6 +164,31 @@ def test_a_sweep_returns_all_runs_and_why_jobs_failed():
     assert found.table["uplink_bytes"].max() > 4 * found.table["uplink_bytes"].min()
     assert len(found.plot().axes[0].lines) == 4
     assert [run.folder.parent for run in found] == [found.folder] * 4
+    assert found.comparison["method"][0].startswith("fedavg, lr=")
+    assert found.comparison["against uncompressed"][0] == "-"
+    assert all(
+        line in repr(found) and line in found._repr_html_() for line in found.failed.values()
+    )
+
+
+def test_the_best_run_is_the_soonest_at_a_goal_or_has_the_best_value(tmp_path):
+    def run(name, values, sent):
+        history = [{"round": n, "accuracy": value, "uplink_bytes": n * sent,
+                    "downlink_bytes": n * sent} for n, value in enumerate(values)]  # fmt: skip
+        more = {"accuracy": values[-1], "nodes": 1, "client_updates": len(values) - 1}
+        add_job(tmp_path / name, f"algorithm={name[:-1]} seed={name[-1]}", history, **more)
+
+    for seed in (0, 1, 2):
+        run(f"fedavg{seed}", [0.1, 0.5 + seed / 10, 0.97], 100_000)
+        run(f"esgd{seed}", [0.1, 0.2, 0.6, 0.91 + seed / 100], 1000)
+    found = SweepResult(tmp_path)
+    assert found.best().folder.name == "fedavg1"
+    assert found.best(0.9).folder.name.startswith("esgd")
+    assert found.best(0.95).folder.name.startswith("fedavg")
+    assert found.best(0.05).values["accuracy"]  # the untrained model does not count
+    for asked, line in (({"goal": 0.99}, "reaches 0.99"), ({"goal": 0.9, "network": "x"}, "x")):
+        with pytest.raises(RunFailed, match=line):
+            found.best(**asked)
 
 
 def test_the_users_own_hydra_and_arguments_are_as_before(trained, monkeypatch):

@@ -40,13 +40,13 @@ def reports(folder, out, draws=True):
     if not draws:
         html_report.draw_all = lambda *_: defaultdict(list)
     with redirect_stdout(text), redirect_stderr(text):
-        codes = [page.main([str(folder), "--out", str(out)]), table.main([str(folder), "--json"])]
+        codes = [page.main([str(folder), "--out", str(out)]), table.main([str(folder)])]
         if draws:
             options = ["--y", "loss", "--out", str(out / "curves.png")]
             codes.append(curves.main([str(folder), *options]))
     assert set(codes) <= {0, 2}
     watched = WatchedReport([folder])
-    found = [text.getvalue(), *watched.states(), *watched.states()]
+    found = [text.getvalue(), *watched.jobs.lines(), *watched.jobs.lines()]
     for read in (
         lambda: repr(SweepResult(folder)),
         *(getter(name, folder) for name in SHOWN),

@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pandas
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
+from edgewire.client.app import app
 from edgewire.conf.load import run_config
 from edgewire.conf.schema import ConfigError
 from edgewire.machine.job import Job
@@ -33,7 +35,7 @@ def file(tmp_path):
 def asked(folder, answers, file, *words):
     """Ask three nodes; `answers`: what replaces the survey of a node, from 1 on."""
 
-    def app(message, context):
+    def answering(message, context):
         number = context.node_config["partition-id"]
         said = surveyed(number, 3, root=str(file), target="churn").to_bytes()
         said = answers.get(number + 1, said)
@@ -41,7 +43,7 @@ def asked(folder, answers, file, *words):
             raise said
         return Message(RecordDict({"columns": ConfigRecord({"survey": said})}), reply_to=message)
 
-    grid = OrderedGrid(grid_of(app))
+    grid = OrderedGrid(grid_of(answering))
     survey(grid, configured(*WORDS, *words), folder / "out")
     return json.loads((folder / "out" / "columns.json").read_text())
 
@@ -59,7 +61,7 @@ def test_three_nodes_give_the_columns_of_the_table(file, tmp_path):
 
 @pytest.mark.parametrize(
     ("answer", "line"),
-    [(b"x", "its survey is not valid"), (7, "its reply holds no survey"),
+    [(b"x", "its survey is not valid"), (7, "its survey is not valid"),
      (ValueError("no\nlog"), "no log")],
 )  # fmt: skip
 def test_a_node_without_a_survey_is_left_out(answer, line, file, tmp_path, caplog):
@@ -79,6 +81,14 @@ def test_a_survey_on_the_local_engine(file, tmp_path):
     assert found["survey"]["nodes"] == 3
     with pytest.raises(ConfigError, match=r"give dataset\.columns="):
         run_local(Job(ROOT, {**values, **run_config(made, "")}, 3, tmp_path), workers=1)
+
+
+@pytest.mark.parametrize("said", [False, "false", "False"])
+def test_a_node_may_say_no(said):
+    context = Context(1, 1, {"partition-id": 0, "survey": said}, RecordDict(), {})
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    with pytest.raises(ConfigError, match="it was started with survey=false"):
+        app(Message(RecordDict(), 1, "query.columns"), context)
 
 
 def test_few_rows_give_no_survey(file, tmp_path, caplog):

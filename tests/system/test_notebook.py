@@ -12,6 +12,9 @@ nbformat = pytest.importorskip("nbformat")
 from jupyter_client.manager import start_new_kernel  # noqa: E402
 from nbclient import NotebookClient  # noqa: E402
 
+from edgewire.report.metric import ACCURACY  # noqa: E402
+from edgewire.report.notebook_card import card, curve_svg  # noqa: E402
+
 pytestmark = pytest.mark.system
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "python.md").read_text()
@@ -30,6 +33,19 @@ def kinds(cell):
     """Yield the kinds of a cell's outputs."""
     for output in cell.get("outputs", ()):
         yield tuple(sorted(output.get("data", {}))) or output["output_type"]
+
+
+def test_a_card_shows_all_its_text_in_400_pixels(browser):
+    rows = {"balanced_accuracy": "96.4 % " * 9, "files": "outputs/" + "long-name" * 12, "up": "1 B"}
+    points = [(n, 1 - 1 / (n + 1)) for n in range(20)]
+    page = browser.new_page(viewport={"width": 400, "height": 900})
+    page.set_content(f"<body>{card('digits · mlp · ' * 9, curve_svg(points, ACCURACY), rows)}")
+    wide = "[...document.querySelectorAll('*')].filter(e => e.scrollWidth > e.clientWidth + 1 && "
+    assert page.evaluate(f"{wide} e.clientWidth).map(e => e.outerHTML)") == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    edges = "[...document.querySelectorAll('text')].map(e => e.getBoundingClientRect())"
+    boxes = page.evaluate(f"{edges}.map(b => [b.left, b.right])")
+    assert all(0 <= left < right <= 400 for left, right in boxes)
 
 
 @pytest.fixture

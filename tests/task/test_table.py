@@ -182,7 +182,6 @@ WRONG = {
     "the target as a feature": ({"inputs": ["target"]}, None, "not the target"),
     "a column twice": ({"inputs": ["temp", "temp"]}, None, "each once"),
     "no column": ({"inputs": []}, None, "at least one column"),
-    "no target's name": ({**ONE, "target": []}, None, "null for none"),
     "an unknown class": ({**ONE, "classes": ["cold", "hot"]}, None, "'warm' is no known"),
     "classes of broken numbers": ({**TWO, "target": "temp"}, None, "no known class"),
     "classes of two targets": ({**TWO, "target": ["temp", "open"]}, None, "one target"),
@@ -190,7 +189,7 @@ WRONG = {
     "means for other columns": ({**ONE, "mean": [1, 2], "std": [1, 2]}, None, "2 numbers"),
     "a mean alone": ({**ONE, "mean": [1]}, None, "of one length"),
     "a deviation of 0": ({**ONE, "mean": [1], "std": [0]}, None, "above 0"),
-    "a mean without use": ({**ONE, "mean": [1], "standardize": False}, None, "standardize=false"),
+    "a mean without use": ({**ONE, "mean": [1], "standardize": False}, None, "of one length"),
     "a share of all": ({**ONE, "test_share": 1.0}, None, "below 1"),
     "another delimiter": (
         {"delimiter": ";"},
@@ -201,10 +200,10 @@ WRONG = {
     "an empty file": ({}, "", "cannot be read as a table"),
     "no rows": ({}, "x,target\n", "no rows"),
     "one row": ({}, "x,target\n1,2\n", "too few samples"),
-    "an empty cell": ({}, "x,target\n1,2\n,3\n", "no value in 1 of 2 rows, first in row 2"),
+    "an empty cell": ({}, "x,target\n1,2\n,3\n", "x: no value in 1 of 2 rows"),
     "an empty class": ({}, "x,target\n1,a\n2,\n", "target: 1 of 2 rows without a value"),
     "one class": ({}, "x,target\n1,a\n2,a\n", "one class only"),
-    "no number": ({}, "x,target\n1,2\nnan,3\n", "no value in 1 of 2 rows, first in row 2"),
+    "no number": ({}, "x,target\n1,2\nnan,3\n", "x: no value in 1 of 2 rows"),
     "infinity": ({"target": ["target", "x"], "inputs": "z"}, ENDLESS, '"inf" in row 2'),
     "a short row": ({}, "x,target\n1,2\n1\n", "cannot be read as a table"),
     "a column twice in the file": ({}, "x,x,target\n1,2,3\n", "x: 2 columns have"),
@@ -274,7 +273,8 @@ def test_the_index_of_pandas_is_an_input_only_if_it_is_asked_for(names, kind, in
     lines = []
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(
-            "edgewire.task.datasets.table.log.warning", lambda *words: lines.append(words[1])
+            "edgewire.task.datasets.table.log.warning",
+            lambda text, *words: lines.append(text % words),
         )
         file = Path(folder) / f"t.{kind}"
         if kind == "csv":

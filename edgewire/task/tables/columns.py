@@ -11,7 +11,9 @@ from typing import Any
 from edgewire.task.errors import TaskError
 
 MOST_NAMED = 12  # columns of a kind that a screen names
-KINDS = ("number", "category", "date", "time", "window", "integer")
+SHOWN = {"number": "numbers", "category": "categories", "date": "dates", "time": "times"}
+SHOWN = {**SHOWN, "window": "windows", "integer": "numbers"}
+KINDS = tuple(SHOWN)
 SURVEY = "survey"  # in place of columns: the nodes are asked for them
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?")  # cells without value
 
@@ -60,21 +62,16 @@ class Reading:
 
     `delimiter`: between two cells. `decimal`: the character before a number's fraction. `missing`:
     the texts of cells without a value. `header`: whether the first line names the columns.
-    `encoding`: None: UTF-8.
     """
 
     delimiter: str | None = None
     decimal: str | None = None
     missing: tuple[str, ...] | None = None
     header: bool | None = None
-    encoding: str | None = None
 
     def __post_init__(self) -> None:
-        words = {"tab": "\t", "space": " ", "comma": ",", "semicolon": ";"}
-        delimiter = words.get(str(self.delimiter), self.delimiter)
-        if delimiter is not None and (
-            len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'
-        ):
+        delimiter = {"tab": "\t", "space": " "}.get(str(self.delimiter), self.delimiter)
+        if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
             raise TaskError(
                 f"dataset.delimiter={delimiter!r}: give one character, such as ';', or tab or space"
             )
@@ -107,12 +104,9 @@ class Columns:
 
     def lines(self) -> list[str]:
         """Return what the columns are, for a screen: at most 7 lines."""
-        kinds = {"numbers": "number", "categories": "category", "dates": "date"}
-        kinds = {**kinds, "times": "time", "windows": "window"}
-        found = {
-            name: [_described(each) for each in self.features if each.kind == kind]
-            for name, kind in kinds.items()
-        }
+        found = dict[str, list[str]]()
+        for each in self.features:
+            found.setdefault(SHOWN[each.kind], []).append(_described(each))
         found["left out"] = [f"{name or repr(name)} ({why})" for name, why in self.left]
         found["target"] = [_described(each, target=True) for each in self.target]
         return [
@@ -127,9 +121,9 @@ class Columns:
         plain = {
             "features": [plain_of(each) for each in self.features],
             "target": [plain_of(each) for each in self.target],
-            **({"group": self.group} if self.group is not None else {}),
-            **({"reading": given} if (given := plain_of(self.reading)) else {}),
-            **({"left": self.left} if self.left else {}),
+            "group": self.group,
+            "reading": plain_of(self.reading),
+            "left": self.left,
         }
         return json.dumps(plain, ensure_ascii=False).replace("${", "\\u0024{")
 

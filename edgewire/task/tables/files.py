@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,23 +25,21 @@ HEAD = 1 << 18  # bytes of a file by which its form is guessed
 LOOKED_AT = 200  # rows of them
 DELIMITERS = ",;\t|"
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
-WITH_COMMA, GROUPED = re.compile(r"[+-]?\d+,\d+"), re.compile(r"[+-]?\d{1,3}(,\d{3})+")
 DATES = ("%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S")  # beside ISO 8601; none is ambiguous
+log = getLogger("edgewire")
 
 
 @dataclass(frozen=True)
 class Rows:
     """The rows of a table; `reading`: as they were read, `decimal` and `missing` included.
 
-    `place`: the file or folder in messages. `starts`: each file's name and first row. `partial`:
-    columns of the first file that another one lacks, with its name.
+    `place`: the file or folder in messages. `starts`: each file's name and first row.
     """
 
     table: pyarrow.Table
     place: str
     reading: Reading
     starts: tuple[tuple[str, int], ...] = ()
-    partial: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -60,8 +61,7 @@ def read(source: Any, reading: Reading, texts: Collection[str] = ()) -> Rows:
         texts: columns that are read as text, not as the numbers that they look like.
 
     Raises:
-        TaskError: a file that cannot be read, without rows, or without a column of the first file;
-            or no pyarrow.
+        TaskError: a file that cannot be read, or without rows; or no pyarrow.
     """
     try:
         import pyarrow
@@ -69,30 +69,22 @@ def read(source: Any, reading: Reading, texts: Collection[str] = ()) -> Rows:
         raise TaskError(
             "tables need the package pyarrow: pip install pyarrow, or use dataset=npz"
         ) from error
-    if isinstance(source, str | Path):
-        source = [Path(source)]
     missing = MISSING if reading.missing is None else reading.missing
     reading = replace(reading, missing=missing)
-    if not isinstance(source, list | tuple):
+    files = [Path(source)] if isinstance(source, str | Path) else source
+    if not isinstance(files, list | tuple):
         table = source if isinstance(source, pyarrow.Table) else _of_frame(source)
         return Rows(_named(table), "the table", replace(reading, decimal=reading.decimal or "."))
-    found = [_content(file, reading, texts) for file in source]
-    starts = [0]
-    for table, _ in found:
+    found = [_content(file, reading, texts) for file in files]
+    tables, starts = [table for table, _ in found], [0]
+    for table in tables:
         starts.append(starts[-1] + table.num_rows)
-    place = source[0] if len(source) == 1 else source[0].parent
-    tables = [table for table, _ in found]
-    partial = {
-        name: file.name
-        for file, table in zip(source, tables, strict=True)
-        for name in {*tables[0].column_names} - {*table.column_names}
-    }
+    place = shown(files[0] if len(files) == 1 else files[0].parent)
     return Rows(
-        _joined(tables, partial) if len(tables) > 1 else tables[0],
-        shown(place),
+        _joined(tables, place) if len(tables) > 1 else tables[0],
+        place,
         replace(reading, decimal=found[0][1]),
-        tuple(zip([file.name for file in source], starts, strict=False)),
-        partial,
+        tuple(zip([file.name for file in files], starts, strict=False)),
     )
 
 
@@ -128,29 +120,37 @@ def _of_frame(frame: Any) -> pyarrow.Table:
     return pyarrow.table(columns, [str(name) for name in frame.columns])
 
 
-def _joined(tables: list[pyarrow.Table], partial: Collection[str]) -> pyarrow.Table:
-    """Return the rows of all tables, without the columns `partial`, which some lack.
-
-    A column whose type differs is one of numbers if all of its types are, else of text.
-    """
-    import pyarrow
+def is_text(kind: Any) -> bool:
+    """Return whether an Arrow type is text, by itself or as a dictionary."""
     from pyarrow import types
 
-    first = tables[0]
-    named = any(table.column_names != first.column_names for table in tables)
-    columns = dict[int, Any]()
-    for place, name in enumerate(first.column_names):
-        if name in partial:
-            continue
-        parts = [table.column(name if named else place) for table in tables]
-        kinds = {part.type for part in parts if not types.is_null(part.type)}
-        if len(kinds) > 1:
-            numbers = all(types.is_integer(kind) or types.is_floating(kind) for kind in kinds)
-            kinds = {pyarrow.float64() if numbers else pyarrow.string()}
-        kind = next(iter(kinds), pyarrow.null())
-        chunks = [chunk for part in parts for chunk in part.cast(kind).chunks]
-        columns[place] = pyarrow.chunked_array(chunks, kind)
-    return pyarrow.table([*columns.values()], [first.column_names[place] for place in columns])
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return any(of(kind) for of in (types.is_string, types.is_large_string, types.is_string_view))
+
+
+def _joined(tables: list[pyarrow.Table], place: str) -> pyarrow.Table:
+    """Return the rows of all tables, with the columns that all have.
+
+    A column that is text in one of them is text. Raises `TaskError` for other types that differ.
+    """
+    import pyarrow
+
+    columns = [{*table.column_names} for table in tables]
+    names = [name for name in tables[0].column_names if all(name in each for each in columns)]
+    if odd := set[str]().union(*columns) - {*names}:
+        log.warning("%s: columns that some files lack are left out: %s", place, sorted(odd)[:20])
+    try:
+        kept = [each.select(names) for each in tables]
+        for at, name in enumerate(names):
+            kinds = {each.field(at).type for each in kept}
+            if len(kinds) > 1 and any(map(is_text, kinds)):
+                texts = [each.column(at).cast(pyarrow.string()) for each in kept]
+                pairs = zip(kept, texts, strict=True)
+                kept = [each.set_column(at, name, text) for each, text in pairs]
+        return pyarrow.concat_tables(kept, promote_options="permissive")
+    except (pyarrow.ArrowException, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise TaskError(f"{place}: its files differ in their columns ({reason})") from error
 
 
 def _content(file: Path, reading: Reading, texts: Collection[str]) -> tuple[pyarrow.Table, str]:
@@ -183,31 +183,24 @@ def _of_text(
     import pyarrow
     from pyarrow import csv as reader
 
-    def opened() -> Any:
-        return pyarrow.input_stream(str(file), compression="gzip" if zipped else None)
-
-    encoding = reading.encoding or "utf-8"
-    with opened() as stream:
+    compression = "gzip" if zipped else None
+    with pyarrow.input_stream(str(file), compression=compression) as stream:
         head = stream.read(HEAD)
-    text = head.decode(encoding, "replace").removeprefix("\ufeff")
-    whole = len(head) < HEAD
-    delimiter = reading.delimiter or _delimiter(text, whole)
-    first, *others = _records(text, delimiter, whole) or [[]]
+    text = head.decode("utf-8", "replace").removeprefix("\ufeff")
+    delimiter = reading.delimiter or _delimiter(text)
+    first, *others = _records(text, delimiter) or [[]]
     decimal = reading.decimal or _decimal([*others, first], delimiter)
     header = _has_names(first) if reading.header is None else reading.header
-    source: Any = opened()
+    source = pyarrow.input_stream(str(file), compression=compression)
     size = file.stat().st_size * (8 if zipped else 1)
-    if delimiter == " ":  # any number of spaces are one delimiter
-        content = re.sub(rb"[ \t]+", b" ", source.read())
-        content = re.sub(rb"(?m)^ | (?=\r?$)", b"", content)
+    if delimiter == " ":
+        content = _single_spaces(source.read().decode()).encode()
         source, size = pyarrow.BufferReader(content), len(content)
     names = None if header else [f"column{number + 1}" for number in range(len(first))]
     table = reader.read_csv(
         source,
         # One block for the whole file: a column's type comes from all its values.
-        reader.ReadOptions(
-            block_size=min(size + (1 << 20), LARGEST_BLOCK), column_names=names, encoding=encoding
-        ),
+        reader.ReadOptions(block_size=min(size + (1 << 20), LARGEST_BLOCK), column_names=names),
         reader.ParseOptions(delimiter=delimiter, newlines_in_values=True),
         reader.ConvertOptions(
             null_values=list(reading.missing or ()),
@@ -222,28 +215,27 @@ def _of_text(
     return table, decimal
 
 
-def _records(text: str, delimiter: str, whole: bool) -> list[list[str]]:
-    """Return the cells of the first rows of a text; `whole`: whether the text is the whole file."""
+def _single_spaces(text: str) -> str:
+    """Return a text in which one space separates the cells of a line."""
+    return re.sub(r"(?m)^ | $", "", re.sub(r"[ \t]+", " ", text.replace("\r", "")))
+
+
+def _records(text: str, delimiter: str) -> list[list[str]]:
+    """Return the cells of the first rows of a file's start, of which the last row may be cut."""
     if delimiter == " ":
-        text = re.sub(r"(?m)^ | $", "", re.sub(r"[ \t]+", " ", text))
-    found = list[list[str]]()
-    try:
-        for record in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter):
-            if record:
-                found.append(record)
-            if len(found) > LOOKED_AT:
-                break
-    except csv.Error:  # a cell of more than 128 kB, or a byte 0
-        pass
-    return found if whole or len(found) < 2 else found[:-1]
+        text = _single_spaces(text)
+    records, found = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), []
+    with suppress(csv.Error):  # a cell of more than 128 kB, or a byte 0
+        found += [record for record in islice(records, LOOKED_AT) if record]
+    return found[:-1] if len(text) >= HEAD // 4 and len(found) > 1 else found
 
 
-def _delimiter(text: str, whole: bool) -> str:
+def _delimiter(text: str) -> str:
     """Return the delimiter that gives all rows one number of cells, at least 2; else a comma."""
     for delimiters in (DELIMITERS, " "):
         widths = {}
         for each in delimiters:
-            counts = {len(record) for record in _records(text, each, whole)}
+            counts = {len(record) for record in _records(text, each)}
             widths[each] = counts.pop() if len(counts) == 1 else 0
         best = max(widths, key=lambda each: widths[each])
         if widths[best] > 1:
@@ -252,19 +244,19 @@ def _delimiter(text: str, whole: bool) -> str:
 
 
 def _decimal(records: Sequence[Sequence[str]], delimiter: str) -> str:
-    """Return the decimal character; 1,234 beside the delimiter `,` may be a thousand."""
+    """Return the decimal character: a comma if there are numbers with one, and none with a point.
+
+    Beside the delimiter `,`, 1,234 is a thousand.
+    """
     cells = [cell.strip() for record in records for cell in record]
-    commas = [cell for cell in cells if WITH_COMMA.fullmatch(cell)]
-    if not commas or any(re.fullmatch(r"[+-]?\d*\.\d+", cell) for cell in cells):
-        return "."
-    grouped = all(GROUPED.fullmatch(cell) for cell in commas)
-    return "." if delimiter == "," and grouped else ","
+    commas = [cell for cell in cells if re.fullmatch(r"[+-]?\d+,\d+", cell)]
+    points = any(re.fullmatch(r"[+-]?\d*\.\d+", cell) for cell in cells)
+    thousands = delimiter == "," and all(re.fullmatch(r".*,\d{3}", cell) for cell in commas)
+    return "." if not commas or points or thousands else ","
 
 
 def _has_names(first: Sequence[str]) -> bool:
-    """Return whether the first line names the columns: no cell is a number, but places or years."""
+    """Return whether the first line names the columns: it has no number, or only places."""
     cells = [cell.strip().replace(",", ".") for cell in first if cell]
     numbers = [cell for cell in cells if re.fullmatch(NUMBER, cell)]
-    whole = len({*numbers}) == len(numbers) and all(cell.isdigit() for cell in numbers)
-    years = all(re.fullmatch("(19|20)..", cell) for cell in numbers)
-    return whole and (years or len(numbers) == len(cells))
+    return not numbers or cells == [*map(str, range(len(cells)))]

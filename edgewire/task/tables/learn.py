@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import partial
 from logging import getLogger
 from typing import Any, TypeVar
@@ -17,11 +16,19 @@ from torch import Tensor
 
 from edgewire.task.datasets.files import class_names
 from edgewire.task.errors import TaskError
-from edgewire.task.tables import cells
-from edgewire.task.tables.cells import OddCells
+from edgewire.task.tables.cells import (
+    Floats,
+    OddCells,
+    encoded,
+    is_day,
+    is_window,
+    numeric,
+    values_of,
+    windows,
+)
 from edgewire.task.tables.columns import KINDS, Column, Columns, Reading
-from edgewire.task.tables.files import Rows, tidy
-from edgewire.task.tables.read import lacking, targets_of, values_of
+from edgewire.task.tables.files import Rows, is_text, tidy
+from edgewire.task.tables.read import expect_there, targets_of
 from edgewire.task.tables.survey import Part, Survey
 
 MOST_TEXTS = 40  # of a category; all further ones count as one
@@ -57,6 +64,10 @@ class Wishes:
     plain: bool = False
     on_device: bool = False
 
+    def names(self, name: str) -> bool:
+        """Return whether the user said that a column is an input, or what it is."""
+        return self.inputs is not None or name in self.kinds
+
 
 class Left(Exception):
     """A column is no input; the message is the reason."""
@@ -78,14 +89,14 @@ class Problems(TaskError):
     """All columns that cannot be taken. `screen`: the error as a table, for a terminal."""
 
     def __init__(self, place: str, problems: list[tuple[str, Problem]], wishes: Wishes) -> None:
-        one = "1 column cannot be taken as it is"
         several = f"{len(problems):,} columns cannot be taken as they are"
+        one = "1 column cannot be taken as it is"
         head = f"{place}: {one if len(problems) == 1 else several}"
-        more = len(problems) - MOST_SHOWN
         shown = [(name[:30], each.found, each.cure) for name, each in problems[:MOST_SHOWN]]
         wide, wider = (max(len(row[place]) for row in shown) for place in range(2))
         rows = [f"  {name:<{wide}}  {found:<{wider}}  {cure}" for name, found, cure in shown]
         words = " ".join(map(shlex.quote, _overrides(problems, wishes)))
+        more = len(problems) - MOST_SHOWN
         ends = [f"and {more:,} more"] * (more > 0) + [f"then add: {words}"] * bool(words)
         said = [f"{name}: {found} ({cure})" for name, found, cure in shown]
         super().__init__("; ".join([f"{head}: {said[0]}", *said[1:], *ends]))
@@ -94,29 +105,26 @@ class Problems(TaskError):
 
 def _overrides(problems: list[tuple[str, Problem]], wishes: Wishes) -> list[str]:
     """Return the overrides that mend all problems that an option can mend."""
-    found = list[str]()
-    keys = [each.key for _, each in problems]
-    if "skip" in keys:
-        names = (*wishes.skip, *(name for name, each in problems if each.key == "skip"))
-        found.append(f"dataset.skip=[{','.join(map(_word, dict.fromkeys(names)))}]")
-    if "kinds" in keys:
-        kinds = {name: each.kind for name, each in problems if each.key == "kinds"}
-        pairs = {**wishes.kinds, **kinds}.items()
-        found.append(f"dataset.kinds={{{','.join(f'{_key(k)}:{_word(v)}' for k, v in pairs)}}}")
-    if "drop_missing" in keys:
-        found.append("dataset.drop_missing=true")
-    return found
+    skip = dict.fromkeys(name for name, each in problems if each.key == "skip")
+    kinds = {name: each.kind for name, each in problems if each.key == "kinds"}
+    pairs = ",".join(f"{_key(k)}:{_word(v)}" for k, v in {**wishes.kinds, **kinds}.items())
+    drops = any(each.key == "drop_missing" for _, each in problems)
+    return [
+        *[f"dataset.skip=[{','.join(map(_word, {**dict.fromkeys(wishes.skip), **skip}))}]"]
+        * bool(skip),
+        *[f"dataset.kinds={{{pairs}}}"] * bool(kinds),
+        *["dataset.drop_missing=true"] * drops,
+    ]
 
 
 def _word(text: str) -> str:
     """Return a text as an element of a list in an override, in quotes if Hydra needs them."""
-    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", text) and text.lower() not in (
-        "true",
-        "false",
-        "null",
-    ):
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    values = ("true", "false", "null", "inf", "nan")
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", text) and text.lower() not in values:
         return text
-    return "'" + re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text) + "'"
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def _key(text: str) -> str:
@@ -139,27 +147,26 @@ def learn(
         Problems: columns that cannot be taken, all of them.
         TaskError: names of absent columns, unknown classes, or fewer than two.
     """
-    _expect_known(rows, wishes)
+    _expect_known(rows.place, rows.names, wishes)
     learner, findings = _Learner(rows, wishes), _Findings()
-    findings.left.update((name, f"not in {file}") for name, file in rows.partial.items())
-    parts = findings.each(learner.target, wishes.target)
-    target = findings.each(partial(_target, wishes), parts)
+    target = findings.each(partial(_target, wishes), findings.each(learner.target, wishes.target))
     classes = not findings.problems and target and target[0].kind == "category"
     learner.train = training(targets_of(rows, Columns((), tuple(target))) if classes else None)
-    if not findings.problems:
-        target = [each if each.values else learner.scaled(each) for each in target]
-    features = findings.each(learner.feature, learner.names)
-    return _columns(rows.place, wishes, findings, features, target)
+    if not findings.problems and not classes:
+        target = [learner.target(name).column for name in wishes.target]
+    return _columns(
+        rows.place, wishes, findings, findings.each(learner.part, learner.names), target
+    )
 
 
 def survey_of(rows: Rows, wishes: Wishes) -> Survey:
     """Return what a node may tell of its rows; the log names the columns that cannot be taken."""
     learner, findings = _Learner(rows, wishes), _Findings()
     parts = findings.each(learner.target, [each for each in wishes.target if each in rows.names])
-    parts += findings.each(learner.feature, [each for each in learner.names if each in rows.names])
+    parts += findings.each(learner.part, [each for each in learner.names if each in rows.names])
     for name, problem in findings.problems:
         log.warning("%s: column %s: %s (%s)", rows.place, name, problem.found, problem.cure)
-    if wishes.group in rows.names:
+    if wishes.group in rows.names and wishes.group not in wishes.target:
         findings.left[str(wishes.group)] = "dataset.group"
     bad = {name: problem.cure for name, problem in findings.problems}
     return Survey(tuple(each.discreet() for each in parts), findings.left, bad)
@@ -167,15 +174,16 @@ def survey_of(rows: Rows, wishes: Wishes) -> Survey:
 
 def columns_of(survey: Survey, wishes: Wishes) -> Columns:
     """Return the columns of what all nodes' rows say, by the rules of `learn`, and its errors."""
-    import pyarrow
-
-    place, findings = "the nodes' tables", _Findings(left=dict(survey.left))
+    _expect_known("the survey", [*survey.kinds], wishes)
     parts = {each.name: each for each in survey.parts}
-    names = {name: [0] for name in survey.kinds}
-    _expect_known(Rows(pyarrow.table(names), place, wishes.reading), wishes)
-    target = findings.each(partial(_target, wishes), [parts.pop(each) for each in wishes.target])
+    bad = {**{name: survey.left.get(name, "") for name in wishes.target}, **survey.bad}
+    problems = [(name, Problem(why, OTHER)) for name, why in bad.items() if name not in parts]
+    findings = _Findings(problems, dict(survey.left))
+    target = [parts.pop(each) for each in wishes.target if each in parts]
     features = [parts[n] for n in (parts if wishes.inputs is None else wishes.inputs) if n in parts]
-    return _columns(place, wishes, findings, features, target)
+    return _columns(
+        "the survey", wishes, findings, features, findings.each(partial(_target, wishes), target)
+    )
 
 
 @dataclass
@@ -205,7 +213,7 @@ def _columns(
     """Return the columns of the features' parts and of a target."""
     features = findings.each(partial(_feature, wishes), parts)
     lengths = {each.length: each.name for each in features if each.kind == "window"}
-    problems = findings.problems
+    problems, left = findings.problems, findings.left
     if len(lengths) > 1:
         first, *_, last = lengths
         found = f"lists of {last} values, others have {first}"
@@ -213,14 +221,13 @@ def _columns(
     if problems:
         raise Problems(place, problems, wishes)
     if not features:
-        left = [*findings.left.items()][:MOST_SHOWN]
-        why = ", ".join(f"{name} ({reason})" for name, reason in left)
+        why = ", ".join(f"{name} ({reason})" for name, reason in [*left.items()][:MOST_SHOWN])
         raise TaskError(
-            f"{place}: dataset.inputs= must name at least one column: all are left out"
-            + (f", {why}" if why else "")
+            f"{place}: dataset.inputs= must name at least one column: all are left out, {why}"
         )
-    left_out = tuple(findings.left.items())
-    return Columns(tuple(features), tuple(target), wishes.group, wishes.reading, left_out)
+    return Columns(
+        tuple(features), tuple(target), wishes.group, wishes.reading, tuple(left.items())
+    )
 
 
 def _target(wishes: Wishes, part: Part) -> Column:
@@ -232,60 +239,59 @@ def _target(wishes: Wishes, part: Part) -> Column:
         raise Problem(found, cure, key)
     if part.column.kind != "category" and not (part.pair and part.texts > 1):
         return part.column
-    many = part.texts > max(part.filled / 2, FEW_ROWS / 2)
+    many = part.texts > max(part.known / 2, FEW_ROWS / 2)
     if many and wishes.classes is None and not wishes.plain:
-        raise Problem(f"{part.texts:,} different texts in {part.filled:,} rows", OTHER)
+        raise Problem(f"{part.texts:,} different texts in {part.known:,} rows", OTHER)
     names = class_names(part.counts, wishes.classes, wishes.on_device)
     return Column(part.name, "category", values=names)
 
 
 def _feature(wishes: Wishes, part: Part) -> Column:
     """Return the column of an input. Raises `Problem` or `Left`."""
-    column, name = part.column, part.name
-    column = replace(column, missing=(part.rows - part.known) / max(part.rows, 1))
-    named = wishes.inputs is not None or name in wishes.kinds or wishes.plain
+    gaps, name = part.rows - part.known, part.name
+    column = replace(part.column, missing=gaps / max(part.rows, 1))
+    if wishes.plain and gaps:
+        cure = "fill them, name other dataset.inputs=, or take dataset=table"
+        raise Problem(f"no value in {gaps:,} of {part.rows:,} rows", cure)
+    named = wishes.plain or wishes.names(name)
     if column.kind == "category":
-        if not named and part.filled >= FEW_ROWS and part.texts > part.filled / 2:
-            found = f"{part.texts:,} different texts in {part.filled:,} rows"
+        if not named and part.known >= FEW_ROWS and part.texts > part.known / 2:
+            found = f"{part.texts:,} different texts in {part.known:,} rows"
             cure = f"free text: leave it out, or dataset.kinds={{{name}: category}}"
             raise Problem(found, cure, "skip")
         ranked = sorted(part.counts, key=lambda text: (-part.counts[text], text))
-        if not named and len(ranked) + (part.unnamed > 0) < 2 and not (ranked and column.missing):
+        if not named and len(ranked) + (part.unnamed > 0) < 2 and not (ranked and gaps):
             raise Left("rare texts" if part.unnamed else "constant" if part.known else "empty")
         # a single further text needs no other place
         other = len(ranked) > MOST_TEXTS + 1 or part.unnamed > 0
         return replace(column, values=(*ranked[: MOST_TEXTS + (not other)],), other=other)
     if named or column.kind == "window":
         return column
-    if not part.known:
-        raise Left("empty")
-    if part.constant and not column.missing:
-        raise Left("constant")
+    if not part.known or (part.constant and not gaps):
+        raise Left("constant" if part.known else "empty")
     if part.numbered:
         cure = f"a row number? leave it out, or dataset.kinds={{{name}: number}}"
-        raise Problem(f"{part.filled:,} different whole numbers", cure, "skip")
+        raise Problem(f"{part.known:,} different whole numbers", cure, "skip")
     return column
 
 
-def _expect_known(rows: Rows, wishes: Wishes) -> None:
+def _expect_known(place: str, names: Sequence[str], wishes: Wishes) -> None:
     """Raise `TaskError` for options that name absent columns, or no kind."""
     inputs, group = wishes.inputs or (), () if wishes.group is None else (wishes.group,)
     given = {"target": wishes.target, "inputs": inputs, "group": group}
-    there = {*rows.names}
-    for key, names in {**given, "kinds": wishes.kinds, "skip": wishes.skip}.items():
-        if absent := [name for name in names if name not in there]:
-            raise TaskError(f"{rows.place} has {lacking(rows, absent, key)}")
-    twice = len({*inputs}) < len(inputs) or {*wishes.target, wishes.group} & {*inputs}
+    for key, wanted in {**given, "kinds": wishes.kinds, "skip": wishes.skip}.items():
+        expect_there(place, names, wanted, key)
+    twice = len({*inputs}) < len(inputs) or {*wishes.target, *group} & {*inputs}
     if wishes.inputs is not None and (not inputs or twice):
         raise TaskError(
-            f"{rows.place}: dataset.inputs= must name at least one column, each once, and not the "
+            f"{place}: dataset.inputs= must name at least one column, each once, and not the "
             f"target or the group"
         )
+    if wishes.classes is not None and len(wishes.target) != 1:
+        raise TaskError("dataset.classes names the classes of one target: give dataset.target=NAME")
     for name, kind in wishes.kinds.items():
         if kind not in KINDS and "%" not in kind:
-            near = get_close_matches(kind, KINDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"give {', '.join(KINDS)}"
-            raise TaskError(f"dataset.kinds: {name} is {kind!r}; {hint}")
+            raise TaskError(f"dataset.kinds: {name} is {kind!r}; give {', '.join(KINDS)}")
 
 
 class _Learner:
@@ -294,7 +300,6 @@ class _Learner:
     def __init__(self, rows: Rows, wishes: Wishes) -> None:
         self.rows, self.wishes = rows, wishes
         self.train = np.arange(rows.table.num_rows)
-        self._missing = rows.reading.missing or ()
         self._places = dict[str, list[int]]()
         for place, name in enumerate(rows.names):
             self._places.setdefault(name, []).append(place)
@@ -307,147 +312,114 @@ class _Learner:
         used = {*self.wishes.target, self.wishes.group}
         return [name for name in self._places if name not in used]
 
-    def _cells(self, name: str) -> Any:
-        places = self._places[name]
-        if len(places) > 1:
-            key = "" if self.wishes.plain or name in self.wishes.target else "skip"
-            raise Problem(f"{len(places)} columns have this name", "rename all but one", key)
-        return self.rows.table.column(places[0])
-
     def target(self, name: str) -> Part:
-        """Return what all rows say of a target. Raises `Problem`."""
-        found, wishes = self._cells(name), self.wishes
-        several, plain, pair = len(wishes.target) > 1, wishes.plain, False
-        try:
-            places, texts = cells.encoded(found, self._missing)
-            number = several or self._kind(name, found).kind == "number"
-            asked = wishes.kinds.get(name, "category" if wishes.classes and not several else None)
-            if asked is None and not several and not cells.is_text(found.type):
-                two = len(texts) < 3 and cells.share(texts, places, r"^-?\d+$") == 1
-                asked = "category" if str(found.type) == "bool" else None
-                pair = asked is None and two and not plain
-            elif asked not in (None, "category", "number"):
-                raise OddCells(f"the kind {asked}, and a number or a category is taken")
-            number = number and asked is None and (several or self._numeric(found) == 1)
-            if asked != "number" and not number:
-                return self._category(Column(name, "category"), found)
-            whole = plain and not several and str(found.type).startswith(("int", "uint"))
-            column = Column(name, "integer" if whole else "number")
-            part = self._measured(column, cells.numbers(self.rows, found))
-            counts = self._category(column, found).counts if pair else {}
-            return replace(part, counts=counts, pair=pair, texts=len(texts))
-        except OddCells as odd:
-            raise Problem(str(odd), OTHER) from odd
+        """Return what the rows say of a target. Raises `Problem`."""
+        return self.part(name, target=True)
 
-    def feature(self, name: str) -> Part:
-        """Return what the rows say of an input. Raises `Problem` or `Left`."""
-        wishes = self.wishes
-        if name in wishes.skip:
+    def part(self, name: str, target: bool = False) -> Part:
+        """Return what the rows say of a column. Raises `Problem`, or `Left` for an input."""
+        wishes, places, column = self.wishes, self._places[name], Column(name)
+        if not target and name in wishes.skip:
             raise Left("dataset.skip")
-        named = wishes.index or wishes.inputs is not None or name in wishes.kinds
-        if INDEX.fullmatch(name) and not named:
-            raise Left("pandas' index" if name else "without a name")
-        found = self._cells(name)
-        column = Column(name)
+        if not target and not wishes.names(name) and INDEX.fullmatch(name) and not wishes.index:
+            raise Left("pandas' index")
+        if len(places) > 1:
+            key = "" if wishes.plain or target else "skip"
+            raise Problem(f"{len(places)} columns have this name", "rename all but one", key)
+        cells = self.rows.table.column(places[0])
         try:
-            column = column if wishes.plain else self._kind(name, found)
-            if column.kind == "window":
-                window = cells.windows(self.rows, found)
-                flat = window[self.train].ravel().astype(np.float64)
-                return self._measured(replace(column, length=window.shape[1]), flat)
+            column = self._kind(name, cells, target)
             if column.kind == "category":
-                return self._category(column, found)
-            values = values_of(self.rows, found, column)
+                return self._category(column, cells)
+            if column.kind == "window":
+                values = windows(self.rows, cells).astype(np.float64)
+                column = replace(column, length=values.shape[1])
+            else:
+                values = values_of(self.rows, cells, column)
         except OddCells as odd:
-            raise self._problem(name, found, column.kind, odd) from odd
-        if column.kind == "date" and (values[~np.isnan(values)] % 1).any():
+            raise self._problem(column, cells, target, odd) from odd
+        gaps = np.isnan(values)
+        if column.kind == "date" and (values[~gaps] % 1).any():
             column = replace(column, kind="time")
-        if wishes.plain and (gaps := np.isnan(values)).any():
-            first, count = self.rows.row(int(gaps.argmax())), int(gaps.sum())
-            said = f"no value in {count:,} of {len(values):,} rows, first in {first}"
-            raise Problem(said, "fill them, name other dataset.inputs=, or take dataset=table")
-        part = self._measured(column, values[self.train])
-        numbered = self._numbers_rows(name, found, values)
-        return replace(part, filled=int((~np.isnan(values)).sum()), numbered=numbered)
+        part = self._measured(column, values, gaps)
+        if wishes.plain or gaps.any():
+            return part
+        if target and len(wishes.target) == 1 and name not in wishes.kinds:
+            few = len(np.unique(values[:1000])) < 3 and not (values % 1).any()
+            found = self._category(column, cells) if few else part
+            pair = few and found.texts < 3
+            return (
+                replace(part, counts=found.counts, texts=found.texts, pair=True) if pair else part
+            )
+        if str(cells.type).startswith(("int", "uint")) and len(values) >= FEW_ROWS:
+            steps = np.diff(np.sort(values))
+            named, once = ID.fullmatch(name) is not None, bool(steps.min() > 0)
+            if named and once and not np.ptp(steps) and not wishes.names(name):
+                raise Left("numbers the rows")
+            close = steps.sum() < 1.25 * len(values)
+            return replace(part, numbered=once and (named or bool(close)))
+        return part
 
-    def _problem(self, name: str, found: Any, kind: str, odd: OddCells) -> Problem:
+    def _problem(self, column: Column, cells: Any, target: bool, odd: OddCells) -> Problem:
+        """Return the problem of cells that are not of a column's kind."""
+        kind = column.kind
+        if target:
+            return Problem(str(odd), OTHER)
         if self.wishes.plain:
             return Problem(str(odd), "no number: name other dataset.inputs=, or take dataset=table")
-        if kind == "number" and cells.is_text(found.type) and name not in self.wishes.kinds:
-            cure = f"no number: fix them, or dataset.kinds={{{name}: category}}"
+        if kind == "number" and is_text(cells.type) and column.name not in self.wishes.kinds:
+            cure = f"no number: fix them, or dataset.kinds={{{column.name}: category}}"
             return Problem(str(odd), cure, "kinds", "category")
         return Problem(str(odd), f"no {kind}: fix them, or leave it out", "skip")
 
-    def _numeric(self, found: Any) -> float:
-        """Return the share of the cells with a value that are numbers; 1 for other than text."""
-        if not cells.is_text(found.type):
-            return 1.0
-        places, texts = cells.encoded(found, self._missing)
-        return cells.share(cells.plain_numbers(self.rows, texts), places)
-
-    def _kind(self, name: str, found: Any) -> Column:
+    def _kind(self, name: str, cells: Any, target: bool) -> Column:
         """Return a column with its kind: what the user said, or what most cells are."""
-        from pyarrow import compute, types
+        from pyarrow import compute
 
-        asked = self.wishes.kinds.get(name)
+        wishes, kind = self.wishes, cells.type
+        one, plain = target and len(wishes.target) == 1, wishes.plain
+        asked = wishes.kinds.get(name)
+        if asked is None and one and (wishes.classes is not None or str(kind) == "bool"):
+            asked = "category"
         if asked is not None:
-            kind, form = ("date", (asked,)) if "%" in asked else (asked, ())
-            return Column(name, "date" if kind == "time" else kind, values=form)
-        if cells.is_window(found.type):
-            return Column(name, "window")
-        if types.is_date(found.type) or types.is_timestamp(found.type):
-            return Column(name, "date")
-        if self._numeric(found) >= 0.5:  # others are shown as no numbers
+            form = (asked,) if "%" in asked else ()
+            return Column(name, "date" if form or asked == "time" else asked, values=form)
+        if (target and not one) or (plain and not target):
             return Column(name)
-        texts = cells.encoded(found, self._missing)[1]
-        forms = [
-            form
-            for form in DATES
-            if not compute.strptime(texts, form, "s", error_is_null=True).null_count
-        ]
-        if len(forms) == 1:
-            return Column(name, "date", values=(forms[0],))
-        if forms and len(texts):
+        if is_window(kind) or is_day(kind):
+            return Column(name, "window" if is_window(kind) else "date")
+        if not is_text(kind):
+            whole = plain and str(kind).startswith(("int", "uint"))
+            return Column(name, "integer" if whole else "number")
+        texts = encoded(self.rows, cells)[1]
+        share = 1 - numeric(self.rows, texts).null_count / max(len(texts), 1)
+        if share == 1 or (share >= 0.5 and not target):  # the others are shown as no numbers
+            return Column(name)
+        forms = [] if target else DATES
+        parsed = {form: compute.strptime(texts, form, "s", error_is_null=True) for form in forms}
+        forms = [form for form, days in parsed.items() if not days.null_count]
+        if len(forms) > 1:
             cure = f"day or month first? this is {forms[0]}"
             raise Problem(f'dates such as "{tidy(texts[0])}"', cure, "kinds", forms[0])
-        return Column(name, "category")
+        return Column(name, "date" if forms else "category", values=tuple(forms))
 
-    def _category(self, column: Column, found: Any) -> Part:
+    def _category(self, column: Column, cells: Any) -> Part:
         """Return what the rows say of a column of texts."""
-        places, texts = cells.encoded(found, self._missing)
+        places, texts = encoded(self.rows, cells)
         used = places[self.train]
         counts = np.bincount(used[used >= 0], minlength=len(texts))
         seen = np.flatnonzero(counts)
         pairs = zip(texts.take(seen).to_pylist(), counts[seen].tolist(), strict=True)
-        known, filled = (int((each >= 0).sum()) for each in (used, places))
-        return Part(column, len(used), known, counts=dict(pairs), filled=filled, texts=len(texts))
+        known = int((places >= 0).sum())
+        return Part(column, len(places), known, counts=dict(pairs), texts=len(texts))
 
-    def scaled(self, column: Column) -> Column:
-        """Return a column with the mean and the deviation of its training rows."""
-        values = cells.numbers(self.rows, self._cells(column.name))
-        return self._measured(column, values[self.train]).column
-
-    def _measured(self, column: Column, used: cells.Floats) -> Part:
-        """Return what values say of a column of numbers; `used`: float64 (k,), NaN for gaps."""
-        good = used[~np.isnan(used)]
+    def _measured(self, column: Column, values: Floats, gaps: NDArray[np.bool_]) -> Part:
+        """Return what values say of a column, float64 (N,) or (N, length); `gaps`: which lack."""
+        good = values[self.train][~gaps[self.train]]
+        part = Part(column, values.size, values.size - int(gaps.sum()), len(good))
         if not len(good):
-            return Part(column, len(used))
-        largest = np.abs(good).max() or 1.0
-        part = good / largest  # squares of large numbers overflow
-        mean, std = float(part.mean() * largest), float(part.std() * largest)
-        constant = bool(good.min() == good.max())
-        if constant:  # the mean may be rounded, and the deviation is not 0 then
-            mean, std = float(good[0]), 1.0
-        column = replace(column, mean=mean, std=std or 1.0)
-        return Part(column, len(used), len(good), len(good), constant)
-
-    def _numbers_rows(self, name: str, found: Any, values: cells.Floats) -> bool:
-        """Return whether a column seems to number the rows."""
-        count = len(values)
-        integer = str(found.type).startswith(("int", "uint"))
-        if not integer or count < FEW_ROWS or np.isnan(values).any():
-            return False
-        low, high = values.min(), values.max()
-        if high - low < 1.25 * count:
-            return int(np.bincount((values - low).astype(np.int64)).max()) == 1
-        return ID.fullmatch(name) is not None and len(np.unique(values)) == count
+            return part
+        if good.min() == good.max():  # the mean may be rounded, and the deviation is not 0 then
+            return replace(part, column=replace(column, mean=float(good[0])), constant=True)
+        column = replace(column, mean=float(good.mean()), std=float(good.std()) or 1.0)
+        return replace(part, column=column)

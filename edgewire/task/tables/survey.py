@@ -7,6 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -26,11 +27,10 @@ class Part:
     """What rows say of a column.
 
     `column`: its kind, a date's format, a window's length, and the mean and deviation of `told`
-    values; `constant`: whether these are equal. `rows`, `known`: the training rows, or the values
-    in their windows, and how many have a value. `counts`: the training rows by their text;
-    `unnamed`: those with a further text. `filled`, `texts`: of all rows, how many have a value, and
-    how many values differ. `numbered`: whether the values number the rows. `pair`: whether a target
-    has at most two whole numbers.
+    training values; `constant`: whether these are equal. `rows`, `known`: all rows, or the values
+    in their windows, and how many have a value. `texts`: how many texts they have. `counts`: the
+    training rows by their text; `unnamed`: those with a further text. `numbered`: whether the
+    values number the rows. `pair`: whether a target has at most two whole numbers.
     """
 
     column: Column
@@ -40,7 +40,6 @@ class Part:
     constant: bool = False
     counts: Mapping[str, int] = field(default_factory=dict)
     unnamed: int = 0
-    filled: int = 0
     texts: int = 0
     numbered: bool = False
     pair: bool = False
@@ -71,7 +70,7 @@ class Part:
     def check(self) -> None:
         """Raise `ValueError` for what no node of ours tells."""
         counts = [*self.counts.values(), self.column.length]
-        counts += [self.rows, self.known, self.told, self.unnamed, self.filled, self.texts]
+        counts += [self.rows, self.known, self.told, self.unnamed, self.texts]
         texts = (*self.counts, *self.column.values)
         if (
             any(type(each) is not int or not 0 <= each < 1 << 53 for each in counts)
@@ -99,11 +98,9 @@ class Survey:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The kinds of the columns, and "" for the others, by name."""
-        return {
-            **dict.fromkeys([*self.left, *self.bad], ""),
-            **{p.name: p.kind for p in self.parts},
-        }
+        """The kinds of the columns by name: what to do for bad ones, and "" for those left out."""
+        kinds = {each.name: each.kind for each in self.parts}
+        return {**dict.fromkeys(self.left, ""), **self.bad, **kinds}
 
     def to_bytes(self) -> bytes:
         """Return the survey as compressed JSON."""
@@ -111,7 +108,7 @@ class Survey:
         return zlib.compress(text.encode("utf-8", "surrogatepass"), 9)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Survey:
+    def from_bytes(cls, data: Any) -> Survey:
         """Return a survey of `to_bytes`. Raises `TaskError` for anything else."""
         try:
             reader = zlib.decompressobj()
@@ -133,84 +130,67 @@ class Survey:
             raise TaskError(f"its survey is not valid ({type(error).__name__})") from error
 
 
-def refused(surveys: Mapping[int, Survey], target: Sequence[str] = ()) -> dict[int, str]:
-    """Return the nodes with a column unlike that of most nodes, or with a bad one, and why.
-
-    `surveys`: by node. `target`: the columns that each node must have.
-    """
+def refused(surveys: Mapping[int, Survey]) -> dict[int, str]:
+    """Return the nodes with a column unlike that of most nodes, and why; `surveys`: by node."""
     kinds = {node: each.kinds for node, each in surveys.items()}
-    reasons = {
-        node: [f"{name}: {said}" for name, said in each.bad.items()]
-        for node, each in surveys.items()
-    }
-    for name in dict.fromkeys(name for each in kinds.values() for name in each):
-        votes = Counter(each[name] for each in kinds.values() if each.get(name))
-        lacking = [node for node, each in kinds.items() if name not in each]
-        if 2 * len(lacking) > len(kinds) and name not in target:
-            continue
-        for node in lacking:
-            reasons[node].append(f"there is no column {tidy(name)}")
-        for node, kind in ((node, each.get(name)) for node, each in kinds.items()):
-            if kind and 2 * votes[kind] <= votes.total():
-                others = " or ".join(each for each in votes if each != kind)
-                cure = f"dataset.kinds={{{tidy(name)}: KIND}} decides"
-                reasons[node].append(
-                    f"{tidy(name)} is {kind}, and {others} at other nodes ({cure})"
-                )
-    return {
-        node: "; ".join(said[:3]) + (f"; and {len(said) - 3} more" if len(said) > 3 else "")
-        for node, said in reasons.items()
-        if said
-    }
+    votes = Counter(pair for each in kinds.values() for pair in each.items() if pair[1])
+    common = {name: kind for (name, kind), count in votes.items() if 2 * count > len(kinds)}
+    reasons = dict[int, str]()
+    for node, own in kinds.items():
+        odd = [name for name, kind in common.items() if own.get(name, "missing") not in ("", kind)]
+        if odd:
+            said = f"{tidy(odd[0])} is {own.get(odd[0], 'missing')}, and {common[odd[0]]} at most"
+            more = f", and {len(odd) - 1} more columns differ" if len(odd) > 1 else ""
+            reasons[node] = f"{said} nodes{more} (dataset.kinds= decides)"
+    return reasons
 
 
 def merged(surveys: Sequence[Survey]) -> Survey:
     """Return what all rows say, for surveys of which none is in `refused`.
 
-    Columns that some of them lack are left out.
+    Columns that some of them lack, or that differ in their kinds, are left out.
     """
     if len(surveys) == 1:
         return surveys[0]
     parts = dict[str, list[Part]]()
     for part in (part for each in surveys for part in each.parts):
         parts.setdefault(part.name, []).append(part)
-    left = {name: why for each in surveys for name, why in each.left.items()}
-    few = {name: "not at all nodes" for name in parts if len(parts[name]) < len(surveys)}
-    together = [pooled(found) for name, found in parts.items() if name not in few]
-    return Survey(tuple(together), {**left, **few})
+    left, bad = (
+        {name: why for each in surveys for name, why in getattr(each, key).items()}
+        for key in ("left", "bad")
+    )
+    for name, found in parts.items():
+        if len(found) < len(surveys):
+            left[name] = "not at all nodes"
+        elif len({each.kind for each in found if each.known}) > 1:
+            left[name] = "not of one kind at all nodes"
+    together = [pooled(found) for name, found in parts.items() if name not in left]
+    return Survey(tuple(together), left, bad)
 
 
 def pooled(parts: Sequence[Part]) -> Part:
     """Return what all rows say of a column; `parts`: of some of the rows each, of one kind."""
     known = [each for each in parts if each.known] or parts[:1]
-    counts, sums = Counter[str](), Counter[str]()
-    for each in parts:
-        counts.update(each.counts)
-        sums.update({key: getattr(each, key) for key in ("rows", "known", "unnamed", "filled")})
-    kind = next((each.column for each in known if each.column.kind == "time"), known[0].column)
-    told = [each for each in known if each.told]
-    mean, std = _moments(told) if told else (0.0, 0.0)
+    column = next((each.column for each in known if each.column.kind == "time"), known[0].column)
+    counts = sum((Counter(each.counts) for each in parts), Counter[str]())
+    told = [each for each in parts if each.told]
+    weights = [each.told for each in told]
+    constant, mean, std = False, 0.0, 1.0
+    if told:
+        means = np.array([each.column.mean for each in told])
+        stds = np.array([0.0 if each.constant else each.column.std for each in told])
+        constant = not stds.any() and not np.ptp(means)
+        mean = float(means[0] if constant else np.average(means, weights=weights))
+        std = float(np.sqrt(np.average(stds**2 + (means - mean) ** 2, weights=weights))) or 1.0
     return Part(
-        replace(kind, mean=mean, std=std or 1.0),
-        told=sum(each.told for each in told),
-        constant=bool(told) and not std,
+        replace(column, mean=mean, std=std),
+        rows=sum(each.rows for each in parts),
+        known=sum(each.known for each in parts),
+        told=sum(weights),
+        constant=constant,
         counts=counts,
+        unnamed=sum(each.unnamed for each in parts),
         texts=len(counts) + sum(max(each.texts - len(each.counts), 0) for each in parts),
         numbered=all(each.numbered for each in known),
         pair=all(each.pair for each in known) and len(counts) <= 2,
-        **sums,
     )
-
-
-def _moments(parts: Sequence[Part]) -> tuple[float, float]:
-    """Return the mean and the deviation of all values."""
-    weights = np.array([each.told for each in parts], np.float64)
-    weights /= weights.sum()
-    means = np.array([each.column.mean for each in parts])
-    stds = np.array([0.0 if each.constant else each.column.std for each in parts])
-    if not stds.any() and not np.ptp(means):
-        return float(means[0]), 0.0
-    mean = float(weights @ means)
-    largest = float(max(stds.max(), np.abs(means - mean).max()))  # small squares would be 0
-    squares = (stds / largest) ** 2 + ((means - mean) / largest) ** 2
-    return mean, largest * float(np.sqrt(weights @ squares))

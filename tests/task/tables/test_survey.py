@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgewire.task.datasets.table import table as read_table
 from edgewire.task.errors import TaskError
 from edgewire.task.tables.columns import Column, Reading
 from edgewire.task.tables.files import read
@@ -51,7 +52,7 @@ def test_parts_are_the_whole(parts, seed, offset):
     frame = table(parts * 60, seed, offset)
     surveys = [survey(frame.iloc[at::parts]) for at in range(parts)]
     assert [Survey.from_bytes(each.to_bytes()) for each in surveys] == surveys
-    assert refused(dict(enumerate(surveys)), WISHES.target) == {}
+    assert refused(dict(enumerate(surveys))) == {}
     whole, found = learned(frame), columns_of(merged(surveys), WISHES)
     assert (found.target, {*found.left}) == (whole.target, {*whole.left})
     for one, other in zip(found.features, whole.features, strict=True):
@@ -71,7 +72,7 @@ def test_parts_are_the_whole(parts, seed, offset):
 )  # fmt: skip
 def test_classes_of_all_nodes_are_classes(targets, kind, values):
     surveys = [survey(table(30, seed).assign(churn=values)) for seed, values in enumerate(targets)]
-    assert refused(dict(enumerate(surveys)), WISHES.target) == {}
+    assert refused(dict(enumerate(surveys))) == {}
     found = columns_of(merged(surveys), WISHES).target[0]
     assert (found.kind, found.values) == (kind, values)
 
@@ -98,7 +99,10 @@ def test_a_problem_is_told_without_cells():
     frame = table(40).assign(age=[*["12 k"] * 3, *map(str, range(37))])
     found = survey(frame)
     assert found.bad == {"age": "no number: fix them, or dataset.kinds={age: category}"}
-    assert refused({1: found, 2: survey(table(40)), 3: survey(table(40))})[1].startswith("age: no")
+    good = survey(table(40))
+    assert refused({1: found, 2: good, 3: good})[1].startswith("age is no number: fix them")
+    with pytest.raises(Problems, match="age: no number: fix them"):
+        columns_of(merged([found, found]), WISHES)
 
 
 def test_nodes_unlike_most_are_refused():
@@ -106,20 +110,23 @@ def test_nodes_unlike_most_are_refused():
     lists = frame.assign(list=[[1.0, 2.0, 3.0]] * 40)
     nodes = [frame, frame, frame.drop(columns="plan"), lists, frame.assign(extra=range(40))]
     nodes += [frame.assign(plan=np.arange(40) % 3), frame.assign(age=np.nan)]
-    found = refused(dict(enumerate(map(survey, nodes))), WISHES.target)
+    found = refused(dict(enumerate(map(survey, nodes))))
     assert {*found} == {2, 3, 5}
-    assert found[2] == "there is no column plan"
-    assert "list is a list of 3 values, and a list of 4 values at other nodes" in found[3]
-    assert "plan is a number, and a category at other nodes (dataset.kinds={plan: KIND}" in found[5]
+    assert found[2] == "plan is missing, and a category at most nodes (dataset.kinds= decides)"
+    assert "list is a list of 3 values, and a list of 4 values at most nodes" in found[3]
+    assert "plan is a number, and a category at most nodes" in found[5]
     kept = [survey(each) for at, each in enumerate(nodes) if at not in found]
     columns = columns_of(merged(kept), WISHES)
     assert ("extra", "not at all nodes") in columns.left
     assert columns_of(merged(kept[:2]), WISHES).target == columns.target
-    two = refused({1: survey(frame), 2: survey(frame.drop(columns="churn"))}, ["churn"])
-    assert two == {2: "there is no column churn"}
+    two = [survey(frame), survey(frame.drop(columns="churn").assign(plan=1.5))]
+    assert refused(dict(enumerate(two))) == {}  # most nodes are more than half
+    assert ("plan", "not of one kind at all nodes") in merged(two).left.items()
+    with pytest.raises(Problems, match="churn: not at all nodes"):
+        columns_of(merged(two), WISHES)
 
 
-GOOD = Part(Column("a", "category"), 40, 40, 0, counts={"x": 20}, unnamed=20, filled=40, texts=5)
+GOOD = Part(Column("a", "category"), 40, 40, 0, counts={"x": 20}, unnamed=20, texts=5)
 
 
 @pytest.mark.parametrize(
@@ -147,3 +154,14 @@ def test_a_hostile_survey_is_refused(part):
 def test_hostile_bytes_are_refused(said):
     with pytest.raises(TaskError, match="its survey is not valid"):
         Survey.from_bytes(said)
+
+
+def test_a_device_says_how_many_values_are_unknown(tmp_path, caplog):
+    columns = learned(table(40)[["plan", "age", "churn"]]).to_json()
+    file = tmp_path / "kitchen.csv"
+    rows = table(40)[["plan", "age", "churn"]].assign(age=-1.0)
+    rows.loc[:4, "plan"] = "new"
+    rows.to_csv(file, index=False)
+    for _ in range(2):  # the source does not remember; a run reads once a process
+        read_table(str(file), "churn", columns=columns, on_device=True)
+    assert [each.message for each in caplog.records] == [f"{file}: 12 % of plan is unknown"] * 2
