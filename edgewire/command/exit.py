@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +24,10 @@ from edgewire.conf.words import explained
 from edgewire.machine.errors import Ended, EngineError, UsageError
 from edgewire.report.loggers import LoggerError
 from edgewire.report.progress import VIEW
+from edgewire.report.reader import ResultsError
 from edgewire.task.errors import TaskError
 
-MISTAKES = ConfigError, TaskError, UsageError, LoggerError  # of the user's
+MISTAKES = ConfigError, TaskError, UsageError, LoggerError, ResultsError  # of the user's
 STOPPED = 130  # exit code after Ctrl-C
 
 
@@ -34,13 +35,11 @@ STOPPED = 130  # exit code after Ctrl-C
 class Caller:
     """`python`: whether Python code has called; it gets results and exceptions, not lines.
 
-    `progress`: whether to show the progress of a run. `ended`: it is called with the folder of each
-    job of a sweep that has ended in this process.
+    `progress`: whether to show the progress of a run.
     """
 
     python: bool = False
     progress: bool = True
-    ended: Callable[[Path], object] | None = None
 
 
 _callers = [Caller()]
@@ -115,7 +114,7 @@ def clear_errors() -> Iterator[None]:
         yield
     except Diverged as error:
         code, kind, failed = 1, "warning", error
-    except (HydraException, OmegaConfBaseException, *MISTAKES) as error:
+    except (HydraException, OmegaConfBaseException, RunFailed, *MISTAKES) as error:
         code, failed = 2, error
     except (EngineError, PayloadError) as error:  # PayloadError: the server's own model diverged
         code, failed = 1, error

@@ -14,10 +14,9 @@ from omegaconf import OmegaConf, open_dict
 
 from edgewire.command.exit import clear_errors
 from edgewire.command.job import job
-from edgewire.command.saved_config import command_line, options_first, quoted, started_in
+from edgewire.command.saved_config import command_line, composed_from, options_first, started_in
 from edgewire.command.sweep import SWEEP, SweepEnd
 from edgewire.conf.load import HERE as CONF
-from edgewire.conf.load import compose_config
 from edgewire.machine.processes import orderly_exit
 from edgewire.machine.proxies import keep_loopback_direct
 
@@ -62,8 +61,7 @@ def help_text(words: list[str]) -> str:
     """
     given = options_first(words)[0]
     folders = [CONF, *([Path(given.config_dir).absolute()] if given.config_dir else [])]
-    search = f"hydra.searchpath=[{','.join(quoted(f'file://{each}') for each in folders[1:])}]"
-    config = compose_config([*given.overrides, search], hydra=True)
+    config = composed_from(given, given.overrides, hydra=True)
     choices: dict[str, set[str]] = {}
     for folder in folders:  # a glob with ** would not enter conf/experiment, a link
         for file in (*folder.glob("*/*.yaml"), *folder.glob("*/*/*.yaml")):

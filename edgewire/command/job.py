@@ -209,8 +209,7 @@ def run(composed: DictConfig, folder: Path) -> None:
     if hydra.mode is RunMode.MULTIRUN:
         said = f"{metric.name} {metric.text(result.get(metric.name))}"
         line = SweepEnd.line(hydra.job.num, hydra.overrides.task, said)
-        told = caller().progress and not caller().ended  # which tells it itself
-        (console if told else silent).print(line, markup=False, soft_wrap=True)
+        (console if caller().progress else silent).print(line, markup=False, soft_wrap=True)
         screen = silent
     screen.print("\n".join(summary(folder)), markup=False, soft_wrap=True)
     if result.get("segments"):

@@ -25,9 +25,10 @@ def cli() -> None:
         return
     if sys.argv[1:2] == [COMPARE]:
         from edgewire.command.compare import compare  # its imports take half a second
+        from edgewire.command.search import search
 
         with clear_errors():
-            sys.exit(compare(sys.argv[2:]))
+            sys.exit(compare(sys.argv[2:], search))
     if sys.argv[1:2] in ([PREDICT], [EXPORT]):
         from edgewire.command import use
 

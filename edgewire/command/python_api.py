@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from edgewire.command.sweep import SweepEnd
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # texts that Hydra reads without quotes
 _WORDS = ("null", "true", "false", "nan", "inf")  # Hydra reads these as other values than texts
 ONE_RUN = threading.Lock()  # Hydra and Flower have one state in a process
-_OPTIONS = ("-m", "--multirun")
 
 
 def train(
@@ -91,17 +90,10 @@ def sweep(
         return run_sweep([*_folder(config_dir), *words], progress)
 
 
-def run_sweep(
-    words: Sequence[str],
-    progress: bool = True,
-    ended: Callable[[Path], object] | None = None,
-) -> SweepResult:
-    """Run a sweep of Hydra's words, options first, as `sweep` does.
-
-    `ended`: as in `edgewire.command.exit.Caller`.
-    """
+def run_sweep(words: Sequence[str], progress: bool = True) -> SweepResult:
+    """Run a sweep of Hydra's words, options first, as `sweep` does."""
     SweepEnd.folder = None
-    with _called(progress, ended):
+    with _called(progress):
         run_hydra(["--multirun", *words])
     if SweepEnd.folder is None:
         raise RunFailed("no run of the sweep was begun")
@@ -117,14 +109,12 @@ def expect_overrides(words: Iterable[object]) -> None:
     for word in words:
         if not isinstance(word, str):
             raise RunFailed(f"an override is a text such as 'rounds=20', not {word!r}")
-        if word in _OPTIONS:
-            raise RunFailed(f"{word} is for the command line: call sweep() for several runs")
         if word.startswith("-") or ("=" not in word and not word.startswith("~")):
-            raise RunFailed(f"{word!r} is no override: give KEY=VALUE, such as 'rounds=20'")
+            raise RunFailed(f"{word!r} is no override: give KEY=VALUE, or call sweep() for -m")
 
 
 @contextmanager
-def _called(progress: bool, ended: Callable[[Path], object] | None = None) -> Iterator[list[str]]:
+def _called(progress: bool) -> Iterator[list[str]]:
     """Let the command run in this context without an exit; the list gets a diverged run's line.
 
     Afterwards loggers, environment variables, Python's path and its random numbers are as before. A
@@ -142,7 +132,7 @@ def _called(progress: bool, ended: Callable[[Path], object] | None = None) -> It
     users, hydra.hydra = hydra.hydra, None  # the user's own use of Hydra goes on afterwards
     RUN.folder = None
     try:
-        with called_from(Caller(python=True, progress=progress, ended=ended)):
+        with called_from(Caller(python=True, progress=progress)):
             yield line
     except Failed as failed:
         if not failed.diverged:

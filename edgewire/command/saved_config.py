@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -274,6 +275,17 @@ def options_first(argv: list[str]) -> tuple[Namespace, list[str]]:
     for word in given.overrides:
         options.remove(word)
     return given, [*options, *given.overrides]
+
+
+def composed_from(given: Namespace, words: Iterable[str], *, hydra: bool = False) -> DictConfig:
+    """Compose overrides with the folders and the file that options of the command line name.
+
+    `given`: Hydra's parsed options; `hydra`: as in `compose_config`.
+    """
+    own = given.config_dir and quoted(f"file://{Path(given.config_dir).absolute()}")
+    search = [f"hydra.searchpath=[{own}]"] if own else []
+    folder, name = Path(given.config_path or CONF).absolute(), given.config_name or "config"
+    return compose_config([*words, *search], hydra=hydra, folder=folder, name=name)
 
 
 def completed(composed: DictConfig) -> DictConfig:

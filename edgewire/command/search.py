@@ -11,28 +11,20 @@ import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
-from statistics import fmean, stdev
-from typing import NamedTuple
-
-from omegaconf import OmegaConf
-from rich.console import Console
+from statistics import fmean
 
 from edgewire.command import compare as shared
-from edgewire.command.compare import Asked, Method, Runs
-from edgewire.command.from_data import from_data
-from edgewire.command.run_result import RunResult
-from edgewire.conf.load import typed
-from edgewire.conf.own_packages import look_in
+from edgewire.command.compare import Comparison, Method, say
 from edgewire.conf.schema import ConfigError
-from edgewire.report.comparison import PERCENT, table_of
-from edgewire.report.format import NOTHING, decimals, human_bytes, human_seconds
-from edgewire.report.metric import MainMetric, main_of
+from edgewire.report.comparison import PERCENT, comparison, one_point, sizes, table_of
+from edgewire.report.estimate import estimate
+from edgewire.report.format import NOTHING, human_bytes, human_seconds
+from edgewire.report.metric import MainMetric
 from edgewire.report.reader import ResultsError
-from edgewire.report.runs import by_seed, first_at
-from edgewire.strategy.run.whole_files import replace_file
+from edgewire.report.runs import Run, by_seed, first_at
 
 # methods that train whole models in rounds of several local steps; `minutes=` takes the first ones
 TRIED = (
@@ -41,23 +33,14 @@ TRIED = (
 )
 FIDELITIES = ("low", "0.2", "medium", "0.5", "high", "3")  # of the few bytes
 FINALISTS = 3  # beside the uncompressed method
-EVALUATIONS = 20  # of a run
-LARGE = ("dataset.validate=0.3",)  # a part of the training set that decides about a point
-NEW_SEEDS = 8  # they decide whether a method is within the limit
-CONFIDENCE = 0.9  # with which a further seed is within the limit
+LARGE = "dataset.validate=0.3"  # a part of the training set that decides about a point
+HOPELESS = 3.0  # times the limit: more than one seed alone may lose
+NEW_SEEDS = 9  # with the first one ten, which decide whether a method is within the limit
+SURE = 1.45  # deviations above the mean of ten values: 9 of 10 further ones are below (Student's t)
 NOT_REACHED = 3  # exit code
-# what a configuration that is run by its file needs of Hydra
-HEAD = """\
-defaults: [_self_, override hydra/job_logging: none, override hydra/hydra_logging: none]
-hydra:
-  output_subdir: null
-  run: {dir: "${new_folder:outputs}"}
-  sweep: {dir: "${new_folder:multirun}"}
-  callbacks: {sweep_end: {_target_: edgewire.command.sweep.SweepEnd}}
-"""
 
 
-def search(asked: Asked, console: Console) -> int:
+def search(asked: Comparison) -> int:
     """Search for what `goal=` asks, print the answer and the commands; return the exit code.
 
     Raises `ConfigError` for a goal that the task cannot have.
@@ -65,243 +48,194 @@ def search(asked: Asked, console: Console) -> int:
     if any(word.startswith("engine=") and word != "engine=local" for word in asked.task):
         raise ConfigError("leave engine= out: the search needs the virtual clock of engine=local")
     name, _, value = asked.given["goal"].partition(":")
-    try:
+    bound = minutes = math.nan
+    with suppress(ValueError):
         bound, minutes = float(value), float(asked.given.get("minutes", "inf"))
-    except ValueError:
-        bound = minutes = math.nan
     if not math.isfinite(bound) or not minutes > 0:
         example = "goal=accuracy:0.9 network=lora minutes=5, or goal=within:1"
         raise ConfigError(f"goal= takes METRIC:VALUE, and minutes= a number, as in {example}")
     if name != "within":
-        metric = _metric(asked, name, bound)
-        return _soonest(asked, metric, bound, minutes, Runs(asked, console))
+        return _soonest(asked, _metric(asked, name, bound), bound, minutes)
     if bound <= 0 or asked.given.get("bytes", "up") != "up" or minutes < math.inf:
         raise ConfigError("goal=within: takes points above 0, and beside it bytes=up alone")
-    return _fewest(asked, bound, Runs(asked, console))
+    return _fewest(asked, bound)
 
 
-def _metric(asked: Asked, name: str, bound: float) -> MainMetric:
+def _metric(asked: Comparison, name: str, bound: float) -> MainMetric:
     from edgewire.conf.build import objective_of  # it imports torch
 
-    folder = asked.folders.get("config_dir")
-    look_in([*([Path(folder).absolute().parent] if folder else []), Path.cwd()])
-    metrics = {each.name: each for each in objective_of(typed(from_data(asked.base))).metrics}
+    metrics = {each.name: MainMetric(*each) for each in objective_of(asked.config).metrics}
     text = f"goal={asked.given['goal']}"
     if name not in metrics:
-        why = "a loss is no goal" if name == "loss" else f"the task has no metric {name}"
-        raise ConfigError(f"{text}: {why}; it has {', '.join(metrics) or 'a loss alone'}")
+        raise ConfigError(f"{text}: the task has no metric {name}; it has {', '.join(metrics)}")
     if metrics[name].share and not 0 < bound <= 1:
-        hint = f": give {name}:{bound / 100:g}" if 1 < bound <= 100 else ""
-        raise ConfigError(f"{text}: {name} is a share from 0 to 1{hint}")
-    if not asked.network or "bytes" in asked.given:
-        link = "network=lora, or Mbit/s down and up as in network=10/1; bytes= goes with within:"
-        raise ConfigError(f"{text} needs a link: give {link}")
-    return MainMetric(*metrics[name])
+        raise ConfigError(f"{text}: {name} is a share from 0 to 1, as in {name}:0.95")
+    if not asked.link or "bytes" in asked.given:
+        raise ConfigError(f"{text} takes network=lora, or Mbit/s as in network=10/1, and no bytes=")
+    return metrics[name]
 
 
 # The soonest
 
 
-class Reached(NamedTuple):
-    """When a run has reached a value: virtual seconds, infinity for never; the least is best.
+def reached(run: Run, metric: MainMetric, level: float) -> tuple[float, float]:
+    """Return when a run has reached a level of a metric, and its best value; the least is best.
 
-    `worth`: the run's best value; its negative if higher values are better; infinity without one.
+    The time is in virtual seconds, infinity for never. The value is negative if higher ones are
+    better, and infinity if the run has none or has diverged.
     """
-
-    seconds: float
-    worth: float
-
-    @classmethod
-    def of(cls, run: RunResult, metric: MainMetric, level: float) -> Reached:
-        """Return when a run has reached a level of a metric."""
-        rows = [row for row in run.as_run().history() if row.get(metric.name) is not None]
-        if run.diverged or not rows:
-            return cls(math.inf, math.inf)
-        best = metric.best([row[metric.name] for row in rows]) or 0.0
-        found = first_at(rows, level, metric)
-        seconds = math.inf if found is None else found["virtual_seconds"]
-        return cls(seconds, best * (-1 if metric.higher else 1))
-
-    def texts(self, metric: MainMetric) -> tuple[str, str]:
-        """Return the time and the best value as texts."""
-        time = human_seconds(self.seconds) if self.seconds < math.inf else "not reached"
-        best = self.worth * (-1 if metric.higher else 1)
-        return time, metric.text(best) if math.isfinite(best) else NOTHING
+    rows = [row for row in run.history() if row.get(metric.name) is not None]
+    best = metric.best([row[metric.name] for row in rows])
+    if run.diverged or best is None:
+        return math.inf, math.inf
+    found = first_at(rows, level, metric)
+    seconds = found["virtual_seconds"] if found else math.inf
+    return seconds, -best if metric.higher else best
 
 
-def judge(runs: Mapping[Method, RunResult], metric: MainMetric, goal: float) -> list[Method]:
+def judge(runs: Mapping[Method, Run], metric: MainMetric, goal: float) -> list[Method]:
     """Return each preset with its best rate, the soonest at a common level first.
 
-    The level is the goal, if at least half of the presets reach it. Otherwise three quarters of
-    them reach the level, so that a preset must be accurate and fast to stay. Runs that have
-    diverged come last. Raises `ResultsError` if no run was evaluated, and for a goal that the
-    untrained model reaches.
+    The level is the goal, or the value that half of the presets reach if that is easier. Runs that
+    have diverged come last. Raises `ResultsError` for a goal that the untrained model reaches.
     """
-    found = {method: Reached.of(run, metric, goal) for method, run in runs.items()}
-    if any(each.seconds == 0 for each in found.values()):
-        text = f"{metric.name} {metric.text(goal)}"
-        raise ResultsError(f"the untrained model already reaches {text}: give a harder goal")
-    ordered = sorted(found, key=lambda each: found[each])
-    chosen = {each.name: each for each in reversed(ordered)}.values()
-    worths = sorted(w for each in chosen if (w := found[each].worth) < math.inf)
-    if not worths:
-        raise ResultsError(f"no run has a value of {metric.name}: all diverged, or none had one")
-    if sum(found[each].seconds < math.inf for each in chosen) * 2 < len(chosen):
-        level = worths[max(1, int(0.75 * len(worths))) - 1] * (-1 if metric.higher else 1)
-        found = {each: Reached.of(runs[each], metric, level) for each in chosen}
-    return sorted(chosen, key=lambda each: found[each])
+    best: dict[str, float] = {}
+    for method, run in runs.items():
+        seconds, value = reached(run, metric, goal)
+        best[method.name] = min(value, best.get(method.name, math.inf))
+        if seconds == 0:
+            text = f"{metric.name} {metric.text(goal)}"
+            raise ResultsError(f"the untrained model already reaches {text}: give a harder goal")
+    half = sorted(best.values())[(len(best) - 1) // 2] * (-1 if metric.higher else 1)
+    level = goal if metric.reaches(half, goal) else half
+    chosen: dict[str, Method] = {}
+    for method in sorted(runs, key=lambda each: reached(runs[each], metric, level)):
+        chosen.setdefault(method.name, method)
+    return [*chosen.values()]
 
 
-def _soonest(asked: Asked, metric: MainMetric, goal: float, minutes: float, runs: Runs) -> int:
-    methods, seeds, left = asked.methods(TRIED), asked.seeds, list[tuple[Method, RunResult, str]]()
-    rounds = methods[0].rounds
-    for rung, share in enumerate((4, 2), 1):
-        if rung == 2 and len(methods) <= FINALISTS + 1:
-            break
-        rates = chain(*map(asked.at_rates, methods)) if rung == 1 else methods
-        tried = [_cut(each, max(2, rounds // share), shared.VALIDATE) for each in rates]
-        if minutes < math.inf and rung == 1:
-            began = time.monotonic()
-            runs.make("first", tried[:1], seeds[:1])
-            whole = share * (time.monotonic() - began)  # seconds of a run with all rounds
-            count = int(60 * minutes / whole) - (FINALISTS + 1) * len(seeds)
-            names = [each.name for each in methods[: max(2, count)]]
-            tried = [each for each in tried if each.name in names]
-        runs.print(f"rung {rung}: {len(tried)} runs of {tried[0].rounds} rounds")
-        done = {m: found[0] for m, found in runs.make(f"rung{rung}", tried, seeds[:1]).items()}
-        ordered = judge(done, metric, goal)
-        keep = max(FINALISTS, math.ceil(len(ordered) / 2)) if rung == 1 else FINALISTS
-        stay = [*ordered[:keep], *(m for m in ordered[keep:] if m.name == shared.UNCOMPRESSED)]
-        why = f"after rung {rung}: {tried[0].rounds} rounds"
-        left[:0] = [(each, done[each], why) for each in ordered if each not in stay]
-        methods = stay
-    methods = [_cut(each, rounds) for each in methods]
-    runs.print(f"rung 3: {len(methods) * len(seeds)} runs of {rounds} rounds")
+def _soonest(asked: Comparison, metric: MainMetric, goal: float, minutes: float) -> int:
+    methods, rows = asked.methods(TRIED), list[tuple[Method, Run, str, str]]()
+    say(f"goal: {metric.name} {metric.text(goal)} over {asked.link} · {asked.title}")
+    if minutes < math.inf:
+        began = time.monotonic()
+        asked.make(methods[:1], asked.seeds[:1])
+        whole = time.monotonic() - began  # seconds of a run, and of what a preset takes in all
+        count = int(60 * minutes / whole) - (FINALISTS + 1) * len(asked.seeds)
+        methods = methods[: max(2, count)]
+    tried = [*chain(*map(asked.at_rates, methods))]
+    for share in (4, 2):
+        found = asked.make(tried, asked.seeds[:1], asked.rounds // share, shared.VALIDATE)
+        ordered = judge({method: runs[0] for method, runs in found.items()}, metric, goal)
+        others = [each for each in ordered if each.name != shared.UNCOMPRESSED]
+        left = others[max(FINALISTS, math.ceil(len(others) / 2)) :]
+        rows[:0] = [(each, found[each][0], "1", f"after 1/{share} of the rounds") for each in left]
+        tried = [each for each in ordered if each not in left]
     finals = []
-    for method, found in runs.make("rung3", methods, seeds).items():
-        ordered_runs = sorted(found, key=lambda run: Reached.of(run, metric, goal))
-        run = ordered_runs[len(found) // 2]  # in the middle: of this seed are all figures
-        finals.append((Reached.of(run, metric, goal), method, run, len(found)))
-    finals.sort(key=lambda each: each[0])
-    table = table_of("method", "to the goal", "best", "up", "down", "seeds", "left")
-    rows = [(method, run, str(count), "") for _, method, run, count in finals]
-    for method, run, seen, why in [*rows, *((m, run, "1", why) for m, run, why in left)]:
-        texts = Reached.of(run, metric, goal).texts(metric)
-        table.add_row(str(method), *texts, *map(human_bytes, run.traffic[:2]), seen, why)
-    reached, method, run, _ = finals[0]
-    task, aim = shared.task_of(run.values, run.folder), f"{metric.name} {metric.text(goal)}"
-    runs.print(f"goal: {aim} over {asked.link}, the soonest first · {task}", table, *runs.failed)
-    if reached.seconds < math.inf:
-        _print_commands(runs, method, run.values["seed"])
+    for method, runs in asked.make(tried, asked.seeds).items():
+        runs.sort(key=lambda run: reached(run, metric, goal))
+        finals.append((method, runs[len(runs) // 2], str(len(runs)), ""))  # the seed in the middle
+    finals.sort(key=lambda each: reached(each[1], metric, goal))
+    heads = ("method", "to the goal", "best", "up", "down", "seeds", "left the search")
+    table = table_of(*heads)
+    for method, run, count_of_seeds, why in [*finals, *rows]:
+        seconds, best = reached(run, metric, goal)
+        time_text = human_seconds(seconds) if seconds < math.inf else "not reached"
+        texts = (time_text, shown(best, metric), *map(human_bytes, sizes(run)))
+        table.add_row(str(method), *texts, count_of_seeds, why)
+    say(table, *asked.failed)
+    method, run, *_ = finals[0]
+    if reached(run, metric, goal)[0] < math.inf:
+        print_commands(asked, method, run.seed)
         return 0
-    best, method, *_ = min(finals, key=lambda each: each[0].worth)
-    name = shared.NAMES.get(method.name, method.name)
-    runs.print(f"the goal is not reached: the best is {best.texts(metric)[1]} ({name})")
+    best, name = min((reached(run, metric, goal)[1], method.name) for method, run, *_ in finals)
+    name = shared.NAMES.get(name, name)
+    say(f"the goal is not reached: the best is {shown(best, metric)} ({name})")
     return NOT_REACHED
 
 
-def _cut(method: Method, rounds: int, words: tuple[str, ...] = ()) -> Method:
-    return replace(method, rounds=rounds, words=words, every=max(1, rounds // EVALUATIONS))
+def shown(best: float, metric: MainMetric) -> str:
+    """Return a best value of `reached` as text."""
+    return metric.text(-best if metric.higher else best) if best < math.inf else NOTHING
 
 
-def _print_commands(runs: Runs, method: Method, seed: int) -> None:
-    """Write `chosen.yaml`, and print the commands that make the chosen run here and on devices."""
-    asked, own = runs.asked, method.overrides(int(runs.asked.base.nodes), seed)
-    content = OmegaConf.to_yaml(asked.compose(*own))
-    replace_file(runs.folder / "chosen.yaml", f"# {method}\n{HEAD}{content}")
-    file = ["--config-path", str(runs.folder), "--config-name", "chosen"]
-    file += [f"--config-dir={asked.folders['config_dir']}"] if "config_dir" in asked.folders else []
-    words = [*asked.options, *asked.task]
-    kept = [word for word in words if not word.startswith("engine")]
-    devices = [*kept, "engine=superlink", "network=ideal", *own[:-1]]
-    runs.print(
-        f"run it      python run.py {shlex.join(file)}",
-        f"or          python run.py {shlex.join([*words, *asked.network, *own])}",
-        f"on devices  python run.py {shlex.join(devices)}",
-    )
+def print_commands(asked: Comparison, method: Method, seed: int) -> None:
+    """Print the commands that make a method's run here, and on devices."""
+    own = [*asked.overrides(method), f"nodes={asked.nodes}"]
+    kept = [word for word in asked.task if not word.startswith(("engine", "network"))]
+    here = [*asked.options, *asked.task, *own, f"seed={seed}"]
+    devices = [*asked.options, *kept, "engine=superlink", "network=ideal", *own]
+    say(f"run it      python run.py {shlex.join(here)}")
+    say(f"on devices  python run.py {shlex.join(devices)}")
 
 
 # The fewest bytes
 
 
-def _fewest(asked: Asked, limit: float, runs: Runs) -> int:
-    """Search the fewest bytes within `limit` points of the uncompressed method.
+def losses(ours: Sequence[Run], theirs: Sequence[Run]) -> list[float]:
+    """Return what each of `ours` loses against the mean of `theirs`.
 
-    All methods run once. Of those within the limit, the two with the fewest bytes run with new
-    seeds, and so on, until one is within the limit by the prediction for a further seed.
-    """
-    knob = [(*LARGE, f"fidelity={each}") for each in FIDELITIES]
-    best = runs.with_best_rates(asked.methods(TRIED))
-    words = {each: knob if each.name == shared.FEW_BYTES else [LARGE] for each in best}
-    methods = [replace(each, words=own) for each in best for own in words[each]]
-    plain, first = methods[0], max(asked.seeds) + 1
-    runs.print(f"{len(methods)} runs of {plain.rounds} rounds")
-    done = runs.make("once", methods, asked.seeds[:1])
-    if plain not in done:
-        raise ResultsError(runs.failed[0])
-    ways = 1 if "bytes" in asked.given else 2
-    size = {each: sum(found[0].traffic[:ways]) for each, found in done.items()}
-    ordered = sorted(done, key=lambda each: size[each])
-    few = [m for m in ordered if size[m] < size[plain] and losses(done[m], done[plain])[0] <= limit]
-    chosen: Method | None = None
-    most = {plain: math.inf}  # of methods: what a new seed loses at most
-    while few and chosen is None:
-        pair, few = few[:2], few[2:]
-        tried = pair if len(done[plain]) > 1 else [plain, *pair]
-        runs.print(f"{len(tried) * NEW_SEEDS} runs with new seeds: {' and '.join(map(str, pair))}")
-        seeds = range(first, first + NEW_SEEDS)
-        for method, found in runs.make(f"seeds-{len(few)}", tried, seeds).items():
-            done[method] += found
-        most |= {each: predicted(losses(done[each][1:], done[plain])) for each in pair}
-        chosen = next((each for each in pair if most[each] <= limit), None)
-    metric = main_of(done[plain][0].values)
-    unit, scale = ("points", 1.0) if metric.share else ("%", PERCENT)
-    table = table_of("method", f"loss, {unit}", "of a new seed", "up", "down", "seeds")
-    for each in ordered:
-        lost = losses(done[each][len(done[each]) > 1 :], done[plain])
-        shown = [scale * value for value in (fmean(lost), predicted(lost))]
-        texts = [decimals(value, 2) if value < math.inf else NOTHING for value in shown]
-        sizes = map(human_bytes, done[each][0].traffic[:2])
-        table.add_row(str(each), *texts, *sizes, str(len(lost)))
-    aim = f"fewest bytes{' up' * (ways == 1)} within {limit * scale:g} {unit} of uncompressed"
-    task = shared.task_of(done[plain][0].values, done[plain][0].folder)
-    runs.print(f"goal: the {aim}, {metric.name} · {task}", table, *runs.failed)
-    runs.print("on a part of the training set; of a new seed: the loss that 9 of 10 stay below")
-    if chosen is None:
-        near = min(most, key=lambda each: most[each])
-        more = f", or allow more: {near} is within {most[near] * scale:.2g} {unit}"
-        more = more if most[near] < math.inf else ""
-        runs.print(f"no method is surely within the limit: stay uncompressed{more}")
-        return NOT_REACHED
-    final = replace(chosen, words=chosen.words[len(LARGE) :])
-    runs.print(f"chosen: {final}")
-    _print_commands(runs, final, asked.seeds[0])
-    return 0
-
-
-def losses(ours: Sequence[RunResult], theirs: Sequence[RunResult]) -> list[float]:
-    """Return what each of `ours` loses against the run of `theirs` with the same seed.
-
-    In points for a share, else in thirds of a percent of the other value, so that 1 is the limit of
+    In points for a share, else in thirds of a percent of the mean, so that 1 is the limit of
     `within:1`. It is one infinity if a run has no value.
     """
-    metric = main_of(theirs[0].values)
-    values, others = (
-        by_seed([run.as_run() for run in runs if not run.diverged], metric.name, metric.scale)
-        for runs in (ours, theirs)
-    )
-    if len(values) < len(ours) or values.keys() - others.keys() or not ours:
+    metric = theirs[0].metric
+    values, others = (by_seed(runs, metric.name, metric.scale).values() for runs in (ours, theirs))
+    if not others or len(values) < len(ours) or any(run.diverged for run in (*ours, *theirs)):
         return [math.inf]
-    sign, share = 1 if metric.higher else -1, PERCENT / 100
-    points = {s: 1.0 if metric.share else abs(others[s]) * share or math.inf for s in values}
-    return [sign * (others[seed] - value) / points[seed] for seed, value in values.items()]
+    mean, sign = fmean(others), 1 if metric.higher else -1
+    point = one_point(metric, mean) or math.inf
+    return [sign * (mean - value) / point for value in values]
 
 
-def predicted(values: Sequence[float]) -> float:
-    """Return what a further value is below in 9 of 10 cases, by Student's t; infinity for one."""
-    if len(values) < 2 or math.inf in values:
-        return math.inf
-    from scipy.special import stdtrit  # as in `edgewire.report.estimate`
+def further(lost: Sequence[float]) -> float:
+    """Return what a further seed loses at most in 9 of 10 cases; `lost`: by ten seeds."""
+    found = estimate(lost)
+    return math.inf if found is None or found.std is None else found.mean + SURE * found.std
 
-    spread = stdev(values) * math.sqrt(1 + 1 / len(values))
-    return fmean(values) + float(stdtrit(len(values) - 1, CONFIDENCE)) * spread
+
+def _fewest(asked: Comparison, limit: float) -> int:
+    """Search the fewest bytes within `limit` points of the uncompressed method.
+
+    All methods run once. Of those that are not hopeless, the two with the fewest bytes run with new
+    seeds, and so on, until a further seed of one is surely within the limit. If there is none, a
+    method is taken whose further seeds lose no more than those of the uncompressed method.
+    """
+    say(f"goal: the fewest bytes within {limit:g} points of uncompressed · {asked.title}")
+    ways = 1 if "bytes" in asked.given else 2
+    methods: list[Method] = []
+    for each in asked.with_best_rates(asked.methods(TRIED)):
+        knob = FIDELITIES if each.name == shared.FEW_BYTES else ()
+        methods += [replace(each, words=(f"fidelity={value}",)) for value in knob] or [each]
+    plain = methods[0]
+    done = asked.make(methods, asked.seeds[:1], 0, LARGE)
+    if plain not in done:
+        raise ResultsError(next(iter(asked.failed)))
+    size = {each: sum(sizes(runs[0])[:ways]) for each, runs in done.items()}
+    ordered = sorted(done, key=lambda each: size[each])
+    fewer = ordered[: ordered.index(plain)]
+    few = [m for m in fewer if losses(done[m], done[plain])[0] <= HOPELESS * limit]
+    first, chosen, lost = max(asked.seeds) + 1, None, dict[Method, list[float]]()
+    while chosen is None and few:
+        pair, few = few[:2], few[2:]
+        new, seeds = pair if lost else [plain, *pair], range(first, first + NEW_SEEDS)
+        for method, runs in asked.make(new, seeds, 0, LARGE).items():
+            done[method] += runs
+        lost |= {each: losses(done[each], done[plain]) for each in new}
+        chosen = next((each for each in pair if further(lost[each]) <= limit), None)
+    if chosen is None and lost:
+        most = further(lost[plain])
+        chosen = next((m for m in lost if m != plain and further(lost[m]) <= most), None)
+    table = {str(each): done[each] for each in sorted(ordered, key=lambda each: each != plain)}
+    say(comparison(table, str(plain), asked.link), *asked.failed)
+    share = done[plain][0].metric.share
+    aim = f"{limit:g} points" if share else f"{limit * PERCENT:g} %"
+    for method, values in lost.items():
+        count = sum(value <= limit for value in values)
+        text = f"{count} of {len(values)} seeds lose at most {aim}"
+        say(f"{method}: {text} against the mean of uncompressed, on training samples")
+    if chosen is None:
+        say("no method is surely within the limit: stay uncompressed")
+        return NOT_REACHED
+    say(f"chosen: {chosen}")
+    print_commands(asked, chosen, asked.seeds[0])
+    return 0

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -189,11 +188,6 @@ class SweepEnd(Callback):
                 SWEEP.enter_context(sweep_progress(top, self._began, console))
             elif caller().python:
                 SWEEP.enter_context(silent_jobs())
-
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Tell the caller that a job has ended."""
-        if ended := caller().ended:
-            ended(Path(config.hydra.runtime.output_dir))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print a table of the runs, the command for a larger one, and a line per failed job."""

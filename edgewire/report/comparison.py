@@ -9,21 +9,23 @@ from statistics import fmean
 from rich.table import Table
 
 from edgewire.conf.network import Network, network_named
+from edgewire.report.energy import RADIOS, joules
 from edgewire.report.estimate import Estimate, estimate, paired
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
-from edgewire.report.link_time import seconds_over
+from edgewire.report.link_time import own_links, seconds_over, spent
 from edgewire.report.metric import MainMetric, main_of
 from edgewire.report.runs import Run, by_seed, read_settings, whole_bytes
 
-LINK = "lora"  # of the column of times, if the runs have no network
+LINK = "lora"  # of the columns of times and energy, if the runs have no network
 # with these options of a strategy the link decides which replies are used
 DECIDED_BY_LINK = ("strategy.deadline", "strategy.quorum")
 PERCENT = 3.0  # of an error or a perplexity are as much as one point of a share
+FORMS = (human_bytes, human_bytes, human_seconds, "{:.3g} J".format)  # of `costs`
 
 
 def table_of(*heads: str) -> Table:
     """Return an empty table: a column of names, and columns of numbers."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for head in heads:
         table.add_column(head, justify="right" if table.columns else "left", no_wrap=True)
     return table
@@ -37,7 +39,9 @@ def comparison(found: Mapping[str, Sequence[Run]], plain: str | None, link: str 
     """
     metric = main_of(next(chain(*found.values())).result)
     heads = ["against uncompressed"] * (plain is not None)
-    table = table_of("method", metric.name, *heads, "up", "down", f"over {link or LINK}")
+    forms = FORMS if (link or LINK) in RADIOS else FORMS[:-1]
+    energy = ["energy"] * (len(forms) == len(FORMS))
+    table = table_of("method", metric.name, *heads, "up", "down", f"over {link or LINK}", *energy)
     base = by_seed(found.get(plain or "", ()), metric.name, metric.scale)
     for name, runs in found.items():
         values = by_seed(runs, metric.name, metric.scale)
@@ -46,18 +50,36 @@ def comparison(found: Mapping[str, Sequence[Run]], plain: str | None, link: str 
         shown = "diverged" if any(run.diverged for run in runs) else shown
         difference = paired(values, base) if name != plain else None
         said = NOTHING if difference is None else verdict(difference, metric, fmean(base.values()))
-        ends = [run.result["virtual_seconds"] if link else seconds_at_end(run) for run in runs]
-        sure = [time for time in ends if time is not None]
-        ways = ("uplink", "downlink")
-        sizes = (human_bytes(fmean(whole_bytes(r.result, way)[0] for r in runs)) for way in ways)
-        table.add_row(
-            name,
-            shown,
-            *[said] * len(heads),
-            *(sizes if runs else ("", "")),
-            human_seconds(fmean(sure)) if sure and len(sure) == len(ends) else NOTHING,
-        )
+        numbers = zip(*(costs(run, link) for run in runs), strict=True)
+        means = [None if None in each else fmean(each) for each in numbers]
+        cells = (NOTHING if n is None else f(n) for f, n in zip(forms, means, strict=False))
+        table.add_row(name, shown, *[said] * len(heads), *cells)
     return table
+
+
+def costs(run: Run, link: str) -> tuple[float, float, float | None, float | None]:
+    """Return a run's bytes up and down, and a node's seconds and joules over a link.
+
+    `link`: as in `comparison`. None: there is no estimate, or the link's radio is not known.
+    """
+    settings = {} if run.folder is None else read_settings(run.folder)
+    network = own_links(settings) if link else network_named(LINK)
+    seconds = run.result["virtual_seconds"] if link else seconds_at_end(run)
+    progress, _ = spent(run.history(), run.result, settings)
+    radio, energy = RADIOS.get(link or LINK), None
+    if radio and progress and seconds is not None:
+        energy = joules(radio, network, progress[-1], seconds)
+    return *sizes(run), seconds, energy
+
+
+def sizes(run: Run) -> tuple[float, float]:
+    """Return all bytes of a run, up and down."""
+    return whole_bytes(run.result, "uplink")[0], whole_bytes(run.result, "downlink")[0]
+
+
+def one_point(metric: MainMetric, base: float) -> float:
+    """Return what counts as one point, as tables show values; `base`: the uncompressed mean."""
+    return 1.0 if metric.share else abs(base) * PERCENT / 100
 
 
 def verdict(difference: Estimate, metric: MainMetric, base: float) -> str:
@@ -69,15 +91,12 @@ def verdict(difference: Estimate, metric: MainMetric, base: float) -> str:
     if difference.mean == 0 and not half:
         return "0: no loss seen"
     loss = -difference.mean if metric.higher else difference.mean
-    most = 1.0 if metric.share else abs(base) * PERCENT / 100
     if half is None:
         word = "one seed"
     elif not difference.noise:
         word = "a loss" if loss > 0 else "a gain"
-    elif loss > most:
-        word = "likely a loss"
     else:
-        word = "no loss seen" if loss + half <= most else "more seeds can tell"
+        word = "no loss seen" if loss + half <= one_point(metric, base) else "unclear"
     sign, unit = "+" * (difference.mean > 0), " points" * metric.share
     return f"{sign}{difference.text(places)}{unit}: {word}"
 

@@ -129,19 +129,17 @@ def own_links(settings: Mapping[str, str]) -> Network:
     return Network(up, down, server, read("latency_ms") or 0.0)
 
 
-def seconds_over(
-    network: Network, rows: Sequence[Row], result: Mapping[str, Any], settings: Mapping[str, str]
-) -> list[float | None]:
-    """Return the estimated seconds over a network's links until each row of a run's history.
+def spent(
+    rows: Sequence[Row], result: Mapping[str, Any], settings: Mapping[str, str]
+) -> tuple[list[Progress], int]:
+    """Return what an average node had done at the rows with bytes, and the replies of a cycle.
 
-    The devices work as long as in the run: its virtual time without messages; 0 without a virtual
-    clock. If a shared link made the nodes of an asynchronous run wait, this counts as work, too.
-    `settings`: the run's configuration, flat. None for rows without bytes, and for each row
-    of a cut model, whose nodes exchange many small messages in a round.
+    `settings`: the run's configuration, flat. There is nothing for a cut model, whose nodes
+    exchange many small messages in a round.
     """
     known = [row for row in rows if _has_bytes(row)]
     if result.get("segments") or not known:
-        return [None] * len(rows)
+        return [], 0
     asynchronous = "staleness" in result
     messages = sum(number(known[-1].get(key)) or 0 for key in ("client_updates", "failures"))
     nodes = max(1, int(number(result.get("nodes")) or 1))
@@ -163,6 +161,18 @@ def seconds_over(
         row._replace(work=max(0.0, whole - link - late))
         for row, whole, link in zip(progress, virtual, links, strict=True)
     ]
-    seconds = iter(link_seconds(worked, network, replies, asynchronous))
-    estimated = (next(seconds) if _has_bytes(row) else math.inf for row in rows)
+    return worked, replies
+
+
+def seconds_over(
+    network: Network, rows: Sequence[Row], result: Mapping[str, Any], settings: Mapping[str, str]
+) -> list[float | None]:
+    """Return the estimated seconds over a network's links until each row of a run's history.
+
+    The devices work as long as in the run: its virtual time without messages; 0 without a virtual
+    clock. None for rows without bytes, and for each row without `spent`, whose arguments these are.
+    """
+    worked, replies = spent(rows, result, settings)
+    seconds = iter(link_seconds(worked, network, replies, "staleness" in result))
+    estimated = (next(seconds) if worked and _has_bytes(row) else math.inf for row in rows)
     return [each if math.isfinite(each) else None for each in estimated]

@@ -4,8 +4,9 @@
 
 For each task it searches, and trains the chosen method and the uncompressed one, each at the rate
 that the search has found, with new seeds and the test set. `held`: the seeds at which the chosen
-method loses at most the limit: points of accuracy, or thirds of a percent of the error. `bytes`:
-the bytes of both directions, divided by those of the uncompressed runs. `seconds`: of the search.
+method loses at most the limit against the mean of the uncompressed runs: points of accuracy, or
+thirds of a percent of the error. `bytes`: the bytes of both directions, divided by those of the
+uncompressed runs. `seconds`: of the search.
 """
 
 from __future__ import annotations
@@ -48,9 +49,8 @@ def searched(words: Sequence[str], limit: float) -> tuple[list[str], list[str], 
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     seconds = time.monotonic() - began
     print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
-    found = re.search(r"^or +python run.py (.*)$", done.stdout, re.M)
-    place = next(Path("multirun").glob("*/*/once/0"))
-    plain = read_overrides(place)
+    found = re.search(r"^run it +python run.py (.*)$", done.stdout, re.M)
+    plain = read_overrides(sorted(Path("multirun").glob("*/*/0"))[1])  # after those at all rates
     chosen = shlex.split(found[1]) if found else []  # none is surely within the limit
     kept = [f"{key}={plain[key]}" for key in ("algorithm", "lr", "nodes", "rounds")]
     return chosen or [*words, *kept], [*words, *kept], seconds
@@ -65,7 +65,7 @@ def checked(name: str, limit: float, seeds: int, rows: int) -> dict[str, Any]:
         sweep(*(word for word in each if not word.startswith("seed=")), new, progress=False)
         for each in (chosen, plain)
     )
-    found = losses(ours, theirs)
+    found = losses(*([run.as_run() for run in runs] for runs in (ours, theirs)))
     sizes = [fmean(sum(run.traffic[:2]) for run in runs) for runs in (ours, theirs)]
     return {
         "chosen": " ".join(word for word in chosen if word not in words),

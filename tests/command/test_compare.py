@@ -6,9 +6,11 @@ import sys
 import pytest
 
 from edgewire.command import compare as command
-from edgewire.command.compare import Asked, compare
+from edgewire.command.compare import Comparison, compare
+from edgewire.command.exit import Failed, clear_errors
 from edgewire.command.main import COMPARE, cli
 from edgewire.command.new_task import new_task
+from edgewire.command.search import search
 
 QUICK = ["rounds=2", "nodes=3", "engine.workers=1", "seed=0,1"]
 
@@ -18,8 +20,14 @@ def printed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def run(*words):
-        code = compare(list(words))
-        return code, capsys.readouterr().out
+        code = 0
+        try:
+            with clear_errors():
+                code = compare(list(words), search)
+        except Failed as failed:
+            code = failed.code
+        shown = capsys.readouterr()
+        return code, shown.out + shown.err
 
     return run
 
@@ -50,7 +58,9 @@ def test_the_methods_of_the_default_are_compared(printed, tmp_path):
     assert "no update failed" in text
     folder = re.search(r"python -m edgewire.report (\S+)", text)[1]
     assert len(list((tmp_path / folder).glob("*/result.json"))) == 6
-    assert max(map(len, lines)) <= command.WIDTH
+    others = [len(line) for line in lines if line not in rows.values()]
+    assert max(others) <= command.WIDTH
+    assert all(row.rstrip().endswith(" J") for row in rows.values())
 
 
 def test_other_methods_another_link_and_a_metric_of_which_less_is_better(printed):
@@ -77,7 +87,6 @@ def test_a_method_that_fails_is_named_and_the_others_are_shown(printed):
     [
         (["rounds=x"], "could not be converted"),
         (["--hlp"], "unrecognized arguments: --hlp"),
-        (["--cfg", "job"], "no option --cfg"),
         (["task=none"], "there is no task=none"),
         (["algorithm=none"], "there is no algorithm=none"),
         (["experiment=none", "--config-dir", "."], "there is no experiment=none"),
@@ -87,10 +96,10 @@ def test_a_method_that_fails_is_named_and_the_others_are_shown(printed):
         (["minutes=3"], "minutes= goes with goal="),
         (["goal=accuracy"], "goal= takes METRIC:VALUE"),
         (["goal=accuracy:high", "network=lora"], "goal= takes METRIC:VALUE"),
-        (["goal=accuracy:0.9"], "give network=lora"),
+        (["goal=accuracy:0.9"], "takes network=lora"),
         (["goal=acuracy:0.9", "network=lora"], "no metric acuracy; it has accuracy"),
-        (["goal=accuracy:95", "network=lora"], "give accuracy:0.95"),
-        (["goal=loss:0.3", "network=lora"], "a loss is no goal"),
+        (["goal=accuracy:95", "network=lora"], "share from 0 to 1, as in accuracy:0.95"),
+        (["goal=loss:0.3", "network=lora"], "no metric loss"),
         (["goal=mae:0.3", "network=lora"], "no metric mae"),
         (["goal=accuracy:0.9", "network=lora", "minutes=0"], "minutes= a number"),
         (["goal=within:0"], "points above 0"),
@@ -123,48 +132,48 @@ def test_an_own_task_gets_the_rates_that_are_searched_for_it(printed, own, tmp_p
     code, text = printed(*own, *quick, "algorithm=edgewire")
     assert code == 0
     assert "searched first" in text
-    rates = tmp_path.glob("multirun/*/*/rates/*/result.json")
-    assert len(list(rates)) == 3  # the few bytes have a rule
+    rates = tmp_path.glob("multirun/*/*/*/result.json")
+    assert len(list(rates)) == 4 + 2  # the few bytes have a rule
     assert " ".join(own[:2]) in text.partition("next")[2]
 
 
 def test_a_method_keeps_its_own_rate_on_an_own_task(own):
-    asked = Asked(own)
+    asked = Comparison(own)
     assert not asked.is_known
     assert asked.base.rounds == 5
     rates = {each.name: each.lr for each in asked.methods(["edgewire", "sparseloco", "stc"])}
     assert rates == {"fedavg": "0.01", "edgewire": "0.005", "sparseloco": "0.0004", "stc": "0.01"}
     tried = [each.lr for each in asked.at_rates(asked.methods([])[0])]
-    assert tried == ["0.003", "0.01", "0.03"]
-    given = Asked([*own, "lr=0.2"])
+    assert tried == ["0.01", "0.003", "0.03"]
+    given = Comparison([*own, "lr=0.2"])
     assert given.is_known
     assert {each.lr for each in given.methods(["edgewire"])} == {"0.2"}
 
 
 def test_a_task_of_ours_has_its_rates_unless_its_data_are_files():
-    assert Asked([]).is_known
-    assert Asked(["task=sensor_table"]).is_known
-    assert not Asked(["dataset=csv", "dataset.root=x.csv"]).is_known
+    assert Comparison([]).is_known
+    assert Comparison(["task=sensor_table"]).is_known
+    assert not Comparison(["dataset=csv", "dataset.root=x.csv"]).is_known
 
 
 def test_an_asynchronous_method_has_as_many_replies_as_the_others_have():
-    asked = Asked(["rounds=7", "nodes=4"])
+    asked = Comparison(["rounds=7", "nodes=4"])
     method = asked.methods(["fedbuff"])[1]
-    assert {"strategy.pushes=28", "nodes=4", "eval_every=4"} <= {*method.overrides(4, 0)}
+    assert {"strategy.pushes=28", "eval_every=4"} <= {*asked.overrides(method)}
 
 
 @pytest.mark.parametrize("words", [["network=10/1"], ["network=lora"], ["network.up_mbps=1"], []])
 def test_the_words_of_a_link(words):
-    asked = Asked(words)
+    asked = Comparison(words)
     network = asked.base.network
     if "10/1" in asked.link:
         assert (network.down_mbps, network.up_mbps) == (10, 1)
-    assert bool(asked.network) == bool(words)
+    assert bool(asked.link) == bool(words)
 
 
 def test_it_is_a_word_of_the_command_line(monkeypatch):
     given = []
-    monkeypatch.setattr(command, "compare", lambda words: given.append(words) or 3)
+    monkeypatch.setattr(command, "compare", lambda words, _: given.append(words) or 3)
     monkeypatch.setattr("sys.argv", ["run.py", COMPARE, "task=keywords"])
     with pytest.raises(SystemExit) as ended:
         cli()

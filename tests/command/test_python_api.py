@@ -128,7 +128,7 @@ def test_a_result_has_its_model_in_use(trained, monkeypatch):
         (["rounds=x"], "rounds=x: Value 'x'"),
         (["algoritm=esgd"], "did you mean algorithm"),
         (["--help"], "is no override"),
-        (["-m"], "call sweep"),
+        (["-m"], r"call sweep\(\)"),
         (["rounds"], "is no override"),
         ([3], "an override is a text"),
         (["nodes=0"], "nodes"),
