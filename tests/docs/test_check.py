@@ -142,8 +142,8 @@ def test_only_listed_commands_are_not_checked():
 
 def test_the_readme_shows_what_the_first_command_of_the_tutorial_prints():
     """The tutorial's commands are run, and what they print is compared with the page."""
-    (shown,) = [b for b in blocks(ROOT / "README.md") if "over lora" in b.text]
-    (printed,) = [b for b in blocks(ROOT / TUTORIAL) if "over lora\n" in b.text]
+    (shown,) = [b for b in blocks(ROOT / "README.md") if "energy\n" in b.text]
+    (printed,) = [b for b in blocks(ROOT / TUTORIAL) if "energy\n" in b.text]
     assert shown.text == printed.text
 
 
