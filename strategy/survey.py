@@ -50,8 +50,7 @@ def survey(grid: OrderedGrid, config: Config, folder: Path) -> None:
         except TaskError as error:
             out[node] = str(error)
     wishes = wished(**table_options(config))[1]
-    needed = [*wishes.target, *(wishes.inputs or ()), *([wishes.group] if wishes.group else [])]
-    out = {node: why for node, why in out.items() if node not in found} | refused(found, needed)
+    out = {node: why for node, why in out.items() if node not in found} | refused(found)
     lines = [f"{called(node)}: {why}" for node, why in out.items()]
     if 2 * (len(nodes) - len(out)) <= len(nodes):
         more = f"; and {len(lines) - 5} more" if len(lines) > 5 else ""
