@@ -68,14 +68,14 @@ class TableTransform(nn.Module):
 
         keep("numbers", numbers, torch.int64)
         keep("mean", [rows[place].mean for place in numbers])
-        keep("std", [rows[place].std for place in numbers])
+        keep("std", [rows[place].std or 1.0 for place in numbers])
         keep("waves", [place for place, _ in waves], torch.int64)
         keep("rates", [rate for _, rate in waves])
         keep("texts", [place for place, _ in texts], torch.int64)
         keep("codes", [code for _, code in texts])
         keep("gaps", gaps, torch.int64)
         keep("window_mean", [each.mean for each in windows], torch.float32)
-        keep("window_std", [each.std for each in windows], torch.float32)
+        keep("window_std", [each.std or 1.0 for each in windows], torch.float32)
         self.width = len(numbers) + 2 * len(waves) + len(texts) + len(gaps)
 
     def forward(self, inputs: Tensors) -> Tensors:

@@ -123,7 +123,7 @@ WRONG = {
     "an absent target": ({"target": "churned"}, "did you mean churn"),
     "an absent input": ({"inputs": ["height"]}, "no column height: dataset.inputs="),
     "an absent kind": ({"kinds": {"height": "number"}}, "no column height: dataset.kinds="),
-    "an unknown kind": ({"kinds": {"age": "numbr"}}, "give number, category"),
+    "an unknown kind": ({"kinds": {"age": "numbr"}}, "kinds are number, category"),
     "the target as an input": ({"inputs": ["churn"]}, "not the target"),
     "no input": ({"skip": ["age", "plan"]}, "all are left out, age \\(dataset.skip\\)"),
     "one class": ({"target": "one"}, "one class only"),
@@ -133,7 +133,7 @@ WRONG = {
     "a broken kind": ({"kinds": {"plan": "number"}}, '"plus" in row 1 and 59 more'),
     "a broken date": ({"kinds": {"plan": "%d.%m.%Y"}}, "no date|date"),
     "columns of nobody": ({"columns": "[1, 2]"}, "not the JSON"),
-    "an odd column": ({"columns": '{"features": [{"name": "a", "std": 0}]}'}, "not valid"),
+    "an odd column": ({"columns": '{"features": [{"name": "a", "std": -1}]}'}, "not valid"),
     "an absent column": ({"columns": '{"features": [{"name": "height"}]}'}, "no column height"),
     "a device without columns": ({"on_device": True}, "dataset.columns=FILE"),
 }
