@@ -5,7 +5,6 @@ from typing import Any, cast
 
 import numpy as np
 from flwr.app import Message, MetricRecord
-from numpy.typing import NDArray
 
 from edgewire.compression.flower.headers import EXAMPLES
 from edgewire.compression.flower.records import records
@@ -21,19 +20,17 @@ def take_keys(replies: Sequence[Message]) -> tuple[dict[str, Any], float]:
     A strategy of Flower's cannot average lists of several lengths. The samples are the sum of the
     nodes' weights. Of a node that has a smaller weight than samples, as many keys are used.
     """
-    parts: dict[str, list[NDArray[np.int64]]] = {}
+    joined: dict[str, list[int]] = {}
     samples = 0.0
     for reply in replies:
         for _, metrics in records(reply.content, MetricRecord) if reply.has_content() else ():
             weight = cast(float, metrics.get(EXAMPLES, 0))
             samples += weight
             for name in [name for name in metrics if name.endswith(KEYS)]:
-                steps = cast(list[int], metrics.pop(name))
-                share = min(weight / max(most_in_group(steps), 1), 1.0)
-                used = np.linspace(0, len(steps), round(len(steps) * share), endpoint=False)
-                parts.setdefault(name, []).append(np.cumsum(steps)[used.astype(int)])
-    joined = {name: np.sort(np.concatenate(each)) for name, each in parts.items()}
-    return {name: np.diff(keys, prepend=0).tolist() for name, keys in joined.items()}, samples
+                keys = cast(list[int], metrics.pop(name))
+                share = min(weight / most_in_group(np.array(keys)), 1.0)
+                joined.setdefault(name, []).extend(keys[: round(len(keys) * share)])
+    return joined, samples
 
 
 def totals(means: Mapping[str, Any], samples: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +21,6 @@ from edgewire.conf.load import HERE as CONF
 from edgewire.conf.load import typed
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, confine_data
-from edgewire.task.errors import TaskError
 from edgewire.task.tables.columns import SURVEY, Columns
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
     from edgewire.task.datasets import Data
 
-SUPERLINK = (
-    "edgewire.engines.superlink.run_on_superlink"  # the engine that submits runs to a server
-)
+SUPERLINK = "edgewire.engines.superlink.run_on_superlink"  # submits runs to a running server
 TABLE = "edgewire.task.datasets.table.table"
 TABLE_MLP = "edgewire.task.models.vectors.table_mlp"
 REGRESSION = "edgewire.task.objectives.regression.Regression"
@@ -91,9 +89,7 @@ def with_columns(composed: DictConfig) -> DictConfig:
         scale = math.sqrt(squares / len(target)) or 1.0
         objective = {"mean": mean, "scale": scale, **objective}
     if objective["_target_"] == CLASSIFICATION and data.classes and not objective.get("metrics"):
-        from edgewire.task.objectives.metrics import main_metrics
-
-        objective["metrics"] = main_metrics(_counts(data).long().tolist())
+        objective["metrics"] = _default_metrics(typed(plain()), data, _counts(data).tolist())
     found.objective = objective
     return found
 
@@ -131,60 +127,54 @@ def with_objective(composed: DictConfig) -> DictConfig:
     """Return a configuration with the class weights and the metrics of its data.
 
     `objective.class_weights=balanced` becomes the list n / (K * count) of the training samples, as
-    in scikit-learn; a class without a sample has the weight 1. Without `objective.metrics`, two
-    classes are also measured by F1 and AUROC, and top5 needs more than ten classes.
+    in scikit-learn; a class without a sample has the weight 1. `objective.metrics=null` becomes
+    `default_metrics`. Raises `ConfigError` for weights without samples.
     """
-    objective = OmegaConf.to_container(composed.objective, resolve=True)
-    options = cast(dict[str, Any], objective if isinstance(objective, dict) else {})
+    options = cast(DictConfig, composed.objective)
     balanced = options.get("class_weights") == BALANCED
-    plain = options.get("_target_") == CLASSIFICATION and options.get("metrics") is None
-    if not balanced and not plain:
+    unnamed = options.get("_target_") == CLASSIFICATION and options.get("metrics") is None
+    if not balanced and not unnamed:
         return composed
-    plainly = {"objective": {"class_weights": None}} if balanced else {}
-    try:
-        data = loaded(
-            as_the_server_reads(typed(cast(DictConfig, OmegaConf.merge(composed, plainly))))
-        )
-    except (ConfigError, TaskError):
-        if balanced:
-            raise
-        return composed  # `prepare` says what is wrong
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"class_weights": None} if balanced else {}
+    config = typed(cast(DictConfig, OmegaConf.merge(composed, {"objective": found})))
+    data = loaded(as_the_server_reads(config))
     if balanced:
-        found["class_weights"] = _weights(data)
-    if plain and 0 < data.classes <= 10:
-        found["metrics"] = ["accuracy", *(("f1", "auroc") if data.classes == 2 else ())]
+        counts = _counts(data)
+        if not counts.sum():
+            raise ConfigError(
+                "objective.class_weights=balanced needs training samples with classes, and there "
+                "are none here: give the weights, as in objective.class_weights=[1.0,2.5]"
+            )
+        weights = counts.sum() / (len(counts) * counts)
+        found["class_weights"] = weights.masked_fill(counts == 0, 1.0).tolist()
+    if unnamed and data.classes:
+        found["metrics"] = _default_metrics(config, data)
     return cast(DictConfig, OmegaConf.merge(composed, {"objective": found})) if found else composed
 
 
-def _weights(data: Data) -> list[float]:
-    """Return the weight of each class; raises `ConfigError` if the targets are no classes."""
-    import torch
+def _default_metrics(config: Config, data: Data, counts: Sequence[float] = ()) -> list[str]:
+    """Return the names of a new run's metrics; `counts`: the samples of each class of a table."""
+    from edgewire.strategy.factory import asks_nodes, made
+    from edgewire.task.objectives.metrics import default_metrics
 
-    targets = data.train.targets
-    classes = isinstance(targets, torch.Tensor) and targets.dtype == torch.int64
-    counts = _counts(data) if classes else torch.empty(0)
-    if not counts.sum():
-        raise ConfigError(
-            "objective.class_weights=balanced needs training samples with classes, and there are "
-            "none here: give the weights, as in objective.class_weights=[1.0,2.5]"
-        )
-    weights = counts.sum() / (len(counts) * counts)
-    return cast(list[float], weights.masked_fill(counts == 0, 1.0).tolist())
+    majority = max(counts, default=0.0) / max(sum(counts), 1.0)
+    asked = data.classes == 2 and asks_nodes(made(config))
+    return default_metrics(data.classes, scores=not asked, majority=majority)
 
 
 def _counts(data: Data) -> Tensor:
     """Return the number of training samples of each class, float64 (K,).
 
-    Of a survey, it is the number of the nodes' rows, without classes that few rows have.
+    Of a survey, it is the number of the nodes' rows, without classes that few rows have. Without
+    classes it is empty.
     """
     import torch
 
-    from edgewire.task.tensors import only
-
     if counts := cost_of(Path(HydraConfig.get().runtime.output_dir)).get("classes"):
         return torch.tensor(counts, dtype=torch.float64)
-    targets = only(data.train.targets)
+    targets = data.train.targets
+    if not isinstance(targets, torch.Tensor) or targets.dtype != torch.int64:
+        return torch.empty(0)
     return torch.bincount(targets[targets >= 0].flatten(), minlength=data.classes).double()
 
 

@@ -15,8 +15,6 @@ from edgewire.command.saved_config import CONTINUE, RESUME, START, quoted
 from edgewire.conf.schema import ConfigError
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.task.errors import TaskError
-from edgewire.task.tables.columns import Reading
-from edgewire.task.tables.files import read
 
 TABLE, ARRAYS = "data.parquet", "data.npz"
 FOLDERS = {"hydra.run.dir": "outputs", "hydra.sweep.dir": "multirun"}
@@ -82,6 +80,9 @@ def _is_matrix(data: Any) -> bool:
 def _table(data: Any, target: str | Sequence[str] | None, file: Path) -> list[str]:
     """Write a table into a Parquet file; return the overrides of its task."""
     from pyarrow import ArrowException, parquet
+
+    from edgewire.task.tables.columns import Reading
+    from edgewire.task.tables.files import read  # it imports torch
 
     if not hasattr(data, "columns"):
         import pandas as pd

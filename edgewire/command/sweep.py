@@ -34,6 +34,7 @@ from edgewire.machine.processes import orderly_exit
 from edgewire.machine.startup_signals import under_way
 from edgewire.report.format import human_seconds
 from edgewire.report.progress import VIEW, silent_jobs, sweep_progress
+from edgewire.report.reader import readable
 from edgewire.report.runs import FAILED, OVERRIDES, read_run
 from edgewire.report.table import WIDTH, sweep_table
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
@@ -95,10 +96,8 @@ def fingerprint(config: str) -> str:
 
 def _ended(folder: Path) -> str:
     """Return "finished" or "diverged" for the run whose result is in a folder, else ""."""
-    try:
-        return "diverged" if read_run(folder).diverged else "finished"
-    except (OSError, ValueError):
-        return ""
+    run = readable(read_run, folder)
+    return "" if run is None else "diverged" if run.diverged else "finished"
 
 
 def _usable(folder: Path, number: int) -> bool:
@@ -187,7 +186,7 @@ class SweepEnd(Callback):
             SWEEP.enter_context(orderly_exit())
             console = Console(highlight=False)
             if console.is_terminal:
-                SWEEP.enter_context(sweep_progress(top, self._began, console, SweepEnd.total))
+                SWEEP.enter_context(sweep_progress(top, self._began, console))
             elif caller().python:
                 SWEEP.enter_context(silent_jobs())
 

@@ -16,18 +16,11 @@ from rich.console import Console
 
 from edgewire.report.html.findings import TRAINED
 from edgewire.report.html.html_report import PAGE, write_report
-from edgewire.report.html.page_tables import brief_table, differing
+from edgewire.report.html.page_tables import summary_table
 from edgewire.report.reader import ResultsError, mistakes_are_lines
 from edgewire.report.summary import WIDTH, laid_out, next_lines
 
 FOLDER = "report"  # the report's folder, in that of the runs
-
-
-def port(text: str) -> int:
-    """Return a port's number; a `type` for `argparse`."""
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, not {text}")
-    return int(text)
 
 
 @mistakes_are_lines
@@ -45,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--title", default="", metavar="TEXT", help="the title of the page")
     parser.add_argument("--watch", action="store_true", help="serve the page while runs go on")
     parser.add_argument(
-        "--port", type=port, help="with --watch: the port of the page (default: any that is free)"
+        "--port", type=int, help="with --watch: the port of the page (default: any that is free)"
     )
     asked = parser.parse_args(arguments)
     for folder in asked.folders:
@@ -61,17 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.port is not None:
         parser.error("--port needs --watch")
     out = asked.out or asked.folders[0] / FOLDER
-    report, found = write_report(asked.folders, out, asked.title)
+    report, rows = write_report(asked.folders, out, asked.title)
     page = (out / PAGE).resolve()
     if asked.quiet:
         print(page)
         return 0
-    rows = dict(each.row for each in found)
     if TRAINED in rows:
         print(rows.pop(TRAINED))
     if report.groups and not report.single:
-        Console(width=WIDTH, highlight=False).print(brief_table(report).rich())
-        rows = differing(report) | rows
+        table = summary_table(report, brief=True)
+        Console(width=WIDTH, highlight=False).print(table.rich())
     browse = f"python -m webbrowser {page.as_uri()}", "the page"
     print("\n".join([*laid_out(rows), *next_lines(rows, browse)]))
     return 0

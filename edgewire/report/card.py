@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from edgewire.report.node_table import nodes_of
 from edgewire.report.reader import readable, reading
 from edgewire.report.runs import Row, number, read_overrides, read_result, run_of
 from edgewire.report.summary import NAME, answers, trained
+from edgewire.task.errors import TaskError
 
 CARD = "README.md"
 SHOWN = 100  # classes, columns and nodes of which a card has a row each
@@ -58,7 +58,12 @@ def card(result: Row, folder: Path) -> str:
     """Return the card of a run: `result`: the content of its `result.json`."""
     import yaml  # type: ignore[import-untyped]  # imported here: a command without runs needs none
 
-    info, data = _info(folder), result.get("data") or {}
+    data = result.get("data") or {}
+    sections = {
+        "Classes": _classes(result),
+        "Columns": _columns(folder),
+        "Nodes": _nodes(result, folder),
+    }
     kind = str(data.get("kind", ""))
     task = TASKS.get((str(result["objective"]), kind)) or TASKS.get((str(result["objective"]), ""))
     source = {"images": "FOLDER or PHOTO", "rows": "FILE.csv"}.get(kind, "FILE.npz")
@@ -72,9 +77,7 @@ def card(result: Row, folder: Path) -> str:
         "Or `python run.py predict` and `python run.py export` with this folder.",
         "## Results",
         _results(result, folder),
-        *_section("Classes", _classes(result)),
-        *_section("Columns", _columns(info)),
-        *_section("Nodes", _nodes(result, folder)),
+        *(f"## {head}\n\n{text}" for head, text in sections.items() if text),
         "## How it was made",
         _made(result, folder),
         f"## Limits\n\n{LIMITS}",
@@ -99,25 +102,11 @@ def _head(result: Row, task: str | None) -> dict[str, Any]:
     }
 
 
-def _info(folder: Path) -> Mapping[str, Any]:
-    """Return what the model's file says of the model; {} if it says nothing."""
-    from safetensors import safe_open
-
-    with suppress(Exception), safe_open(folder / "model.safetensors", "np") as file:
-        found = json.loads((file.metadata() or {})["edgewire"])
-        return found if isinstance(found, dict) else {}
-    return {}  # safetensors raises errors of several types
-
-
 def _text(value: object, longest: int = NAME) -> str:
     """Return a text from elsewhere on one line, without Markdown's signs."""
     return one_line(str(value), longest).translate(
         {ord(sign): f"\\{sign}" for sign in "\\`*_[]<>|#"}
     )
-
-
-def _section(head: str, text: str) -> list[str]:
-    return [f"## {head}", text] if text else []
 
 
 def _results(result: Row, folder: Path) -> str:
@@ -147,15 +136,17 @@ def _classes(result: Row) -> str:
     return markdown_table(["class", "test samples", "found", "right when named"], rows, 3)
 
 
-def _columns(info: Mapping[str, Any]) -> str:
-    """Return the columns of a table with their kinds, the inputs first."""
-    said = json.loads(info.get("columns") or "{}")
+def _columns(folder: Path) -> str:
+    """Return the columns of a table with their kinds, the inputs first; "" for other data."""
+    from edgewire.task.model_info import read_model  # imported here: it needs PyTorch
+
+    said: dict[str, Any] = {}
+    with suppress(TaskError):
+        said = json.loads(read_model(folder)[0].columns or "{}")
     lines = []
     for role in ("features", "target"):
-        texts = [
-            f"{_text(each['name'])} ({_text(each.get('kind', 'number'))})"
-            for each in said.get(role, ())
-        ]
+        columns = said.get(role, ())
+        texts = [f"{_text(c['name'])} ({_text(c.get('kind', 'number'))})" for c in columns]
         more = f" and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else ""
         lines += [f"* {role}: {', '.join(texts[:SHOWN])}{more}"] if texts else []
     return "\n".join(lines)

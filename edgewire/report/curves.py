@@ -55,7 +55,6 @@ Y = {
     "accuracy": ("test accuracy (%)", 0.01),
     "loss": ("test loss", 1.0),
 }
-PRESET = "the preset's"  # the label for a key that a run was not given
 LINE = 150  # characters that fit in a line below the axes
 NAMED = 12  # curves with their names at their ends; more have a legend
 NAME = 40  # characters of a name
@@ -233,11 +232,9 @@ def shown_figure(**options: Any) -> Figure:
 
 def legend(groups: Sequence[Group]) -> list[str]:
     """Return a label for each group: its overrides that differ between the groups."""
-    keys = varying(groups)
-    labels = []
+    keys, labels = varying(groups), []
     for group in groups:
-        own = {key: group.overrides.get(key, PRESET) for key in keys}
-        shown = [f"{key}={own[key]}" for key in keys if key in group.overrides or len(keys) == 1]
+        shown = [f"{key}={group.overrides[key]}" for key in keys if key in group.overrides]
         labels.append(one_line(", ".join(shown)) or "the presets")
     return labels
 

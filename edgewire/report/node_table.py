@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,10 @@ from edgewire.report.reader import read_json, readable
 from edgewire.report.runs import Run, ended_early, number
 
 RUNS = 3  # runs of a group whose nodes are shown
-NOTABLE = 12  # nodes of each kind in the table
 SLOW = 2.0  # a node is slow if its lag is above so many times the usual lag
 NODES = "nodes.json"  # in it a run writes what each node has done
 ENOUGH = 2  # nodes whose lag is known, without which no node is slow
-POINTS, TIMES = 0.1, 1.5  # a weak node is so far below the mean node: a share, another metric
+POINTS, PART = 0.1, 0.5  # a weak node is so far from the mean: a share, a part of the mean
 LONGEST = 40  # characters of a node's name
 OVERDUE = 3.0  # a reply does not come any more after so many times the longest mean lag
 
@@ -59,6 +59,11 @@ class NodeRecord:
         """Whether the run ended while the node worked, and it has answered all other messages."""
         sent, replies = self.count("messages"), self.count("replies")
         return self.told.get("waiting") is True and sent is not None and replies == sent - 1
+
+    @property
+    def reason(self) -> str:
+        """Why its last failed reply could not be used; "" without one."""
+        return one_line(str(self.told.get("reason") or ""))
 
     @property
     def failures(self) -> float:
@@ -107,23 +112,16 @@ def weak_node(
         return None
     mean = sum(value for _, value in known) / len(known)
     node, value = (min if metric.higher else max)(known, key=lambda pair: pair[1])
-    if metric.share:
-        far = abs(value - mean) > POINTS
-    else:
-        far = (mean > TIMES * value) if metric.higher else (value > TIMES * mean)
-    return (node, value, mean) if far else None
+    far = POINTS if metric.share else PART * abs(mean)
+    return (node, value, mean) if abs(value - mean) > far else None
 
 
 def notable(nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
-    """Return the nodes that do not answer, the slow nodes, the slowest first, those with failures.
-
-    Of each kind there are at most `NOTABLE`.
-    """
+    """Return the nodes that do not answer, the slow ones, the slowest first, those that failed."""
     lost = [node for node in nodes if node.unanswered]
     slow = sorted((node for node in nodes if node.slow), key=lambda node: -(node.times or 0))
     failed = sorted((node for node in nodes if node.failures), key=lambda node: -node.failures)
-    kinds = (lost, slow, failed)
-    return list({id(node): node for kind in kinds for node in kind[:NOTABLE]}.values())
+    return list({id(node): node for node in (*lost, *slow, *failed)}.values())
 
 
 def usual_lag(lags: Iterable[float]) -> float | None:
@@ -146,20 +144,17 @@ def not_answering(
     counts: the run has ended before its planned rounds, because no node was left.
     """
     lags = [lag for node in nodes if (lag := number(node.get("mean_lag"))) is not None]
-    return [_unanswered(node, seconds, max(lags, default=None), gave_up) for node in nodes]
+    overdue = OVERDUE * max(lags) if lags else math.inf
 
+    def unanswered(node: Mapping[str, Any]) -> bool:
+        sent, heard = number(node.get("sent")), number(node.get("heard"))
+        if node.get("waiting") is not True:
+            # a synchronous round is over when its open messages count as lost
+            return sent is not None and (heard is None or heard < sent)
+        if heard is not None and sent is not None and heard > sent:
+            return False  # an earlier message is open
+        if gave_up or sent is None or seconds is None:
+            return gave_up
+        return seconds - sent > overdue
 
-def _unanswered(
-    node: Mapping[str, Any], seconds: float | None, longest: float | None, gave_up: bool
-) -> bool:
-    sent, heard = number(node.get("sent")), number(node.get("heard"))
-    if node.get("waiting") is not True:
-        # a synchronous round is over when its open messages count as lost
-        return sent is not None and (heard is None or heard < sent)
-    if heard is not None and sent is not None and heard > sent:
-        return False  # an earlier message is open
-    if gave_up:
-        return True
-    if sent is None or seconds is None or longest is None:
-        return False
-    return seconds - sent > OVERDUE * longest
+    return [unanswered(node) for node in nodes]

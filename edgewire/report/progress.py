@@ -6,54 +6,56 @@ So it works with every engine and with every launcher.
 from __future__ import annotations
 
 import html
+import math
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from os.path import getmtime
 from pathlib import Path
 
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from edgewire.report.format import NOTHING, human_bytes, human_seconds
+from edgewire.report.format import human_bytes, human_seconds
 from edgewire.report.metric import ACCURACY, LOSS, MainMetric
+from edgewire.report.node_table import NODES
 from edgewire.report.notebook_card import card, curve_svg
-from edgewire.report.reader import GrowingFile, readable, row_in
+from edgewire.report.reader import GrowingFile, folders, readable, row_in
 from edgewire.report.runs import (
     FAILED,
     HISTORY,
+    HYDRA,
     OVERRIDES,
-    RESULT,
     Row,
     number,
-    override_words,
     read_result,
 )
 
 MOST_POINTS = 800  # of a curve
 FIRST_LINE = 10.0  # seconds
 BETWEEN, LONGEST = 20.0, 600.0  # bounds in seconds of the pause between lines
+SILENT = 60.0  # seconds without news that a line tells
+SHOWN = 20  # running jobs that have a line each
 VIEW = "EDGEWIRE_SWEEP_VIEW"  # set for jobs whose progress the sweep's own process shows
-BEFORE_ROWS = 6  # lines of the terminal that the table's head, its title and the prompt need
 STARTING, RUNNING, FINISHED, STOPPED, BAD = "starting", "running", "finished", "stopped", "failed"
 DIVERGED = "diverged"
 DONE = (FINISHED, STOPPED, DIVERGED, BAD)
-HEADS = {"state": 8, "round": 10, "metric": 7, "up": 7, "down": 7, "left": 6}  # with least widths
 NEEDED = ("round", "rounds", "uplink_bytes", "downlink_bytes")  # numbers of a row
 
 
 class RunProgress:
-    """What a run's files say so far. `metrics`: the values of the model to follow, by importance.
+    """What a run's files say so far.
 
-    `row`: the newest row of the history; {} before the first. `values`: the last value of each
-    metric by its name; only some rounds end with an evaluation. `points`: rounds and values of the
-    first metric, of a long run a part. `left`: the estimated seconds until
-    the end of a run that goes on; None if they are unknown. `state`: one of the constants above.
+    `metrics`: the values of the model to follow, by importance; default: accuracy and loss. `row`:
+    the newest row of the history; {} before the first. `values`: the last value of each metric by
+    its name; only some rounds end with an evaluation. `points`: rounds and values of the first
+    metric, of a long run a part. `left`: the estimated seconds until the end of a run that goes on;
+    None if they are unknown. `state`: one of the constants above.
     """
 
     def __init__(self, folder: Path, *metrics: MainMetric) -> None:
@@ -63,7 +65,7 @@ class RunProgress:
         self.left: float | None = None
         self.state = STARTING
         self._file = GrowingFile(folder / HISTORY)
-        self.metrics = metrics
+        self.metrics = metrics or (ACCURACY, LOSS)
         self.points: list[tuple[float, float]] = []
         self._first: Row = {}
 
@@ -77,9 +79,9 @@ class RunProgress:
                 # an earlier run's history has other metrics
                 names = (metric.name for metric in self.metrics)
                 self.values |= {name: row[name] for name in names if _has(row, name)}
-                main = [metric.name for metric in self.metrics[:1]]
-                if _has(row, "round", *main):
-                    self.points += [(row["round"], row[name]) for name in main]
+                first = self.metrics[0].name
+                if _has(row, "round", first):
+                    self.points.append((row["round"], row[first]))
             if len(self.points) > MOST_POINTS:
                 self.points = [*self.points[:-1:2], self.points[-1]]
         self.state = self._state()
@@ -108,19 +110,24 @@ class RunProgress:
 
     @property
     def measured(self) -> str:
-        """The last value of the first metric that has one; of another metric with its name."""
-        for metric in self.metrics:
-            if (value := self.values.get(metric.name)) is not None:
-                name = "" if metric is self.metrics[0] else f"{metric.name} "
-                return f"{name}{metric.text(value)}"
-        return NOTHING
+        """The last value of the first metric that has one, after its name."""
+        known = (metric for metric in self.metrics if metric.name in self.values)
+        metric = next(known, self.metrics[0])
+        return f"{metric.name} {metric.text(self.values.get(metric.name))}"
 
-    def sent(self) -> list[str]:
-        """Return the bytes sent up and down as text."""
-        return [
-            human_bytes(self.row[f"{way}link_bytes"]) if self.row else NOTHING
-            for way in ("up", "down")
-        ]
+    @property
+    def told(self) -> list[str]:
+        """The newest row in words; [] before the first."""
+        if not self.row:
+            return []
+        up, down = (human_bytes(self.row[f"{way}link_bytes"]) for way in ("up", "down"))
+        done = f"round {self.row['round']} of {self.row['rounds']}"
+        return [done, self.measured, f"up {up}, down {down}"]
+
+    @property
+    def rest(self) -> list[str]:
+        """The time left in words; [] if it is unknown."""
+        return [] if self.left is None else [f"about {human_seconds(round(self.left))} left"]
 
 
 def _has(row: Row, *keys: str) -> bool:
@@ -148,28 +155,25 @@ def run_progress(
     and longer pauses. `name`: the prefix of a line. `metric`: the value of the model to show.
     `title`: what is trained; a notebook shows it, and the curve so far.
     """
+    run = RunProgress(folder, metric)
     if console.is_jupyter and not console.quiet:
-        with _beside(_in_notebook, RunProgress(folder, metric), rounds, name, title):
+        with _beside(_follow, _in_notebook(run, rounds, name, title), 0.5):
             yield
         return
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(f"{metric.name} {{task.fields[measured]}}"),
-        TextColumn("up {task.fields[up]}  down {task.fields[down]}"),
-        TextColumn("left"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-        console=console,
-        disable=shared or not console.is_terminal,
-        transient=True,
-    ) as progress:
-        if progress.disable:
-            shown = _beside(_print, RunProgress(folder, metric), rounds, name, console)
-        else:
-            progress.add_task("round", total=rounds, measured="-", up="-", down="-")
-            shown = _beside(_follow, RunProgress(folder, metric), progress)
-        with shown:
+    if shared or not console.is_terminal:
+        with _beside(_print, run, rounds, name, console):
+            yield
+        return
+    line = TextColumn("{task.description}", markup=False)
+    with Progress(BarColumn(20), line, console=console, transient=True) as progress:
+        task = progress.add_task("", total=rounds)
+
+        def move(passed: float, over: bool) -> None:
+            line = progress_line(run, passed, rounds)
+            at, of = run.row.get("round", 0), run.row.get("rounds", rounds)
+            progress.update(task, description=line, completed=at, total=of)
+
+        with _beside(_follow, move, 0.25):
             yield
 
 
@@ -186,10 +190,21 @@ def _beside(show: Callable[..., None], *arguments: object) -> Iterator[None]:
         thread.join()
 
 
+def _follow(done: threading.Event, show: Callable[[float, bool], None], pause: float) -> None:
+    """Call `show` after each `pause` seconds, and a last time when the run is done.
+
+    It gets the seconds so far, and whether the run is done.
+    """
+    began, over = time.monotonic(), False
+    while not over:
+        over = done.wait(pause)
+        show(time.monotonic() - began, over)
+
+
 def _in_notebook(
-    done: threading.Event, run: RunProgress, rounds: int, name: str, title: str
-) -> None:
-    """Show what is trained, the curve so far, a bar and a line below a cell, twice a second.
+    run: RunProgress, rounds: int, name: str, title: str
+) -> Callable[[float, bool], None]:
+    """Return the function that shows what is trained, the curve so far, a bar and a line.
 
     At the end only the bar and the line stay: the cell's value shows the rest. Of a sweep's job
     (`name`) nothing stays.
@@ -207,23 +222,7 @@ def _in_notebook(
         return HTML(bar)  # type: ignore[no-untyped-call]
 
     place = display(shown(0.0), display_id=True)  # type: ignore[no-untyped-call]
-    began, over = time.monotonic(), False
-    while not over:
-        over = done.wait(0.5)
-        place.update(shown(time.monotonic() - began, over))
-
-
-def _follow(done: threading.Event, run: RunProgress, progress: Progress) -> None:
-    """Move the bar four times a second, and a last time when the run is done."""
-    (task,) = progress.task_ids
-    over = False
-    while not over:
-        over = done.wait(0.25)
-        run.update()
-        if run.row:
-            at, of = run.row["round"], run.row["rounds"]
-            up, down = run.sent()
-            progress.update(task, completed=at, total=of, measured=run.measured, up=up, down=down)
+    return lambda passed, over: place.update(shown(passed, over))
 
 
 def _print(
@@ -244,37 +243,69 @@ def progress_line(run: RunProgress, passed: float, rounds: int, name: str = "") 
     `rounds`: those of the run; `name`: the line's prefix.
     """
     run.update()
-    parts = [f"round {run.row.get('round', 0)} of {run.row.get('rounds', rounds)}"]
-    if run.row:
-        up, down = run.sent()
-        parts += [f"{run.metrics[0].name} {run.measured}", f"up {up}, down {down}"]
-    parts.append(f"{human_seconds(round(passed))} so far")
-    if run.left is not None:
-        parts.append(f"about {human_seconds(round(run.left))} left")
-    return f"{name}{', '.join(parts)}"
+    parts = run.told or [f"round 0 of {rounds}"]
+    return f"{name}{', '.join([*parts, f'{human_seconds(round(passed))} so far', *run.rest])}"
 
 
-# A sweep
+# Several runs
+
+
+class Jobs:
+    """The runs below some folders, which need not exist yet.
+
+    `since`: a Unix time; what began before belongs to an earlier sweep in the same folder.
+    """
+
+    def __init__(self, tops: Sequence[Path], since: float = 0.0) -> None:
+        self._tops, self._since = tops, since
+        self.runs: dict[Path, RunProgress] = {}
+
+    def lines(self) -> Iterator[str]:
+        """Yield how many runs are in each state, and then a line for each run that goes on.
+
+        There are at most `SHOWN` such lines. The only run has a line in each state.
+        """
+        found = sorted(
+            folder for top in self._tops for folder, names in folders(top)
+            if (HYDRA.name in names or HISTORY in names)
+            and (readable(getmtime, folder / OVERRIDES) or 0.0) >= self._since
+        )  # fmt: skip
+        self.runs = {f: self.runs.get(f) or RunProgress(f) for f in found}
+        for run in self.runs.values():
+            run.update()
+        if len(found) > 1:
+            states = Counter(run.state for run in self.runs.values())
+            yield ", ".join(f"{count} {state}" for state, count in states.items())
+        running = [run for run in self.runs.values() if run.state == RUNNING or len(found) == 1]
+        yield from (_line(run, len(found) > 1) for run in running[:SHOWN])
+
+
+def _line(run: RunProgress, named: bool) -> str:
+    """Return how far a run is, in one line. `named`: whether it begins with the folder's name."""
+    parts = [f"{run.folder.name} {run.state}" if named else run.state, *run.told, *run.rest]
+    found = [readable(getmtime, run.folder / name) for name in (HISTORY, NODES)]
+    silence = time.time() - max((each for each in found if each is not None), default=math.inf)
+    if run.state == RUNNING and silence > SILENT:  # it may be dead, or in a long round
+        parts.append(f"nothing was written for {human_seconds(silence)}")
+    return ", ".join(parts)
 
 
 @contextmanager
-def sweep_progress(
-    top: Path, began: float, console: Console, jobs: int | None = None, every: float = 1.0
-) -> Iterator[SweepView]:
+def sweep_progress(top: Path, began: float, console: Console, every: float = 1.0) -> Iterator[None]:
     """In this context, show the jobs below `top` on a terminal, and keep the jobs from printing.
 
-    `began`: the Unix time since which a folder is a job of this sweep; `jobs`: their number, None
-    if it is unknown; `every`: seconds between two looks at the files.
+    `began`: the Unix time since which a folder is a job of this sweep; `every`: seconds between two
+    looks at the files.
     """
-    view = SweepView(top, began, jobs)
+    jobs = Jobs([top], began)
     live = Live(
-        get_renderable=lambda: view.table(console.height - BEFORE_ROWS),
+        get_renderable=lambda: Text("\n".join(jobs.lines())),
         console=console,
         refresh_per_second=1 / every,
         transient=True,
     )
     with silent_jobs(), live:
-        yield view
+        yield
 
 
 @contextmanager
@@ -285,67 +316,3 @@ def silent_jobs() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(VIEW, None)
-
-
-class SweepJob(RunProgress):
-    """A job of a sweep: what its files say, and its overrides."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, ACCURACY, LOSS)
-        self.overrides = readable(override_words, folder) or []
-
-
-class SweepView:
-    """Makes the table of a sweep's jobs; the arguments are those of `sweep_progress`."""
-
-    def __init__(self, top: Path, began: float, jobs: int | None = None) -> None:
-        self._top, self._began, self._count = top, began, jobs
-        self._jobs: dict[Path, SweepJob] = {}
-        self._start = time.monotonic()
-
-    def jobs(self) -> list[SweepJob]:
-        """Return the jobs that have begun, in the order of their numbers, after a look at files."""
-        for file in self._top.glob(f"*/{OVERRIDES}"):
-            folder = file.parents[1]
-            if folder not in self._jobs and file.stat().st_mtime >= self._began:
-                self._jobs[folder] = SweepJob(folder)
-        for job in self._jobs.values():
-            if job.state != FINISHED or not (job.folder / RESULT).exists():
-                job.update()
-        return sorted(self._jobs.values(), key=lambda job: (len(job.folder.name), job.folder.name))
-
-    def table(self, rows: int) -> Table:
-        """Return the table with at most `rows` jobs: those that run, then the newest others."""
-        jobs = self.jobs()
-        table = Table(box=None, padding=(0, 2, 0, 0), title=self._title(jobs), title_justify="left")
-        table.add_column("job", justify="right", min_width=3)
-        table.add_column("overrides", no_wrap=True, overflow="ellipsis", ratio=1)
-        for head, width in HEADS.items():
-            side: JustifyMethod = "left" if head == "state" else "right"
-            table.add_column(head, justify=side, no_wrap=True, min_width=width)
-        common = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
-        active = [job for job in jobs if job.state not in DONE]
-        others = [job for job in jobs if job.state in DONE]
-        room = max(rows, 1)
-        shown = active[:room]
-        shown += others[len(others) - min(len(others), room - len(shown)) :]
-        for job in sorted(shown, key=jobs.index):
-            done = f"{job.row['round']} of {job.row['rounds']}" if job.row else NOTHING
-            left = NOTHING if job.left is None else human_seconds(round(job.left))
-            own = " ".join(word for word in job.overrides if word not in common)
-            cells = [job.folder.name, own, job.state, done, job.measured, *job.sent(), left]
-            table.add_row(*(Text(cell) for cell in cells))  # text of users is no markup
-        return table
-
-    def _title(self, jobs: Sequence[SweepJob]) -> str:
-        counts = Counter(job.state for job in jobs)
-        done = sum(counts[state] for state in DONE)
-        total = "" if self._count is None else f" of {self._count}"
-        passed = time.monotonic() - self._start
-        parts = [f"{done}{total} jobs done", f"{len(jobs) - done} running"]
-        bad = counts[BAD] + counts[DIVERGED]
-        parts += [f"{bad} failed or diverged"] if bad else []
-        parts.append(f"{human_seconds(round(passed))} so far")
-        if self._count and done and done < self._count:
-            parts.append(f"about {human_seconds(round(passed / done * (self._count - done)))} left")
-        return ", ".join(parts)

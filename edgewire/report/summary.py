@@ -32,10 +32,8 @@ from edgewire.report.runs import (
 )
 
 WIDTH = 110  # characters of a line
-LONG_HISTORY = 20_000_000  # bytes; a longer history takes seconds to read
 NAME = 40  # characters of a name from elsewhere
 FLAT = 4  # evaluations that show that a metric is flat
-SAME = 0.02  # a metric is flat within this share of its range, if it has no interval
 BESIDE = 0.05  # a direction is compressed if its ratio differs from 1 by more
 # what a preset is called; the others go by their names
 WORDS = {
@@ -72,9 +70,8 @@ def trained(result: Mapping[str, Any], folder: Path) -> str:
     nodes, words = number(result.get("nodes")), WORDS.get(method, method)
     count = NOTHING if nodes is None else f"{nodes:,.0f}"
     shorter = f"{model} · {count} nodes · {words}"
-    whole = f"{shorter} ({method})" if words != method else shorter
-    lines = (f"{about} · {whole}", f"{about} · {shorter}", f"{name} · {shorter}")
-    return one_line(next((line for line in lines if len(line) <= WIDTH), lines[-1]), WIDTH)
+    line = f"{about} · {shorter}" + f" ({method})" * (words != method)
+    return line if len(line) <= WIDTH else one_line(f"{name} · {shorter}", WIDTH)
 
 
 def name_of(result: Mapping[str, Any], folder: Path) -> str:
@@ -113,12 +110,11 @@ def shown(path: Path) -> Path:
 
 def laid_out(rows: Mapping[str, str]) -> list[str]:
     """Return the rows as lines of at most `WIDTH` characters: names at the left, then the texts."""
-    lines, width = [], _width(rows)
-    for name, text in rows.items():
-        wrapped = textwrap.wrap(text, WIDTH - width, break_long_words=False, break_on_hyphens=False)
-        heads = [name, *[""] * len(wrapped)]
-        lines += [f"{head:{width}}{line}" for head, line in zip(heads, wrapped, strict=False)]
-    return lines
+    width = _width(rows)
+    wrapper = textwrap.TextWrapper(
+        WIDTH, subsequent_indent=" " * width, break_long_words=False, break_on_hyphens=False
+    )
+    return [line for name in rows for line in wrapper.wrap(f"{name:{width}}{rows[name]}")]
 
 
 def next_lines(rows: Mapping[str, str], *commands: Sequence[str]) -> list[str]:
@@ -154,7 +150,7 @@ def answers(result: Row, folder: Path) -> dict[str, str]:
         "diverged": f"the model has diverged in {at}" if result.get("diverged") else "",
         main.name: _measured(result, folder, main),
         "classes": _worst_class(result),
-        "up, down": _bytes(result),
+        "up, down": bytes_told(result),
         **_over_a_link(result, folder),
         **node_rows(result, nodes, main),
         "files": f"{shown(folder)}; {at} in {human_seconds(result['seconds'])}"
@@ -203,7 +199,7 @@ def _measured(result: Row, folder: Path, main: MainMetric) -> str:
     if best is not None and text(best) != text(value):
         at = next((row["round"] for row in rows if row[main.name] == best), None)
         parts.append(f"best {text(best)}" + ("" if at is None else f" (round {at:g})"))
-    if (flat := _flat_since(rows, main.name, half)) is not None:
+    if half is not None and (flat := _flat_since(rows, main.name, half)) is not None:
         parts.append(f"flat since round {flat:g}")
     if (other := number(constant.get(main.name))) is not None:
         parts.append(f'always "{one_line(str(constant.get("class")), NAME)}": {text(other)}')
@@ -211,11 +207,10 @@ def _measured(result: Row, folder: Path, main: MainMetric) -> str:
 
 
 def evaluations(result: Row, folder: Path) -> list[Row]:
-    """Return the rows of a run's history with an evaluation; none if it is long or damaged."""
+    """Return the rows of a run's history with an evaluation; none if it is damaged."""
     name = main_of(result).name
     try:
-        small = (folder / HISTORY).stat().st_size < LONG_HISTORY
-        rows = read_history(folder / HISTORY, name) if small else []
+        rows = read_history(folder / HISTORY, name)
     except (OSError, ResultsError):
         return []
     return [row for row in rows if row.get(name) is not None]
@@ -227,16 +222,10 @@ def _mapping(result: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _flat_since(rows: Sequence[Row], name: str, half: float | None) -> float | None:
-    """Return the round since which a metric stays close to its last value; None if it does not.
-
-    `half`: half the interval of the last value; None: there is none.
-    """
+def _flat_since(rows: Sequence[Row], name: str, half: float) -> float | None:
+    """Return the round since which a metric stays within `half` of its last value; or None."""
     values = [row[name] for row in rows]
-    if len(values) < FLAT:
-        return None
-    near = SAME * (max(values) - min(values)) if half is None else half
-    moving = [at for at, value in enumerate(values) if abs(value - values[-1]) > near]
+    moving = [at for at, value in enumerate(values) if abs(value - values[-1]) > half]
     first = moving[-1] + 1 if moving else 0
     return float(rows[first]["round"]) if 0 < first <= len(values) - FLAT else None
 
@@ -259,7 +248,7 @@ def _worst_class(result: Row) -> str:
     return f'{text}, {table[at][wrong]:,} taken for "{name[wrong]}"'
 
 
-def _bytes(result: Row) -> str:
+def bytes_told(result: Row) -> str:
     """Return the bytes in both directions, and how many times fewer they are."""
     sizes = [whole_bytes(result, way) for way in ("uplink", "downlink")]
     text = ", ".join(human_bytes(sent) for sent, _ in sizes)
@@ -269,19 +258,14 @@ def _bytes(result: Row) -> str:
     if all(abs(ratio - 1) <= BESIDE for ratio in ratios):
         return f"{text}: this run is not compressed"
     without = ", ".join(human_bytes(plain) for _, plain in sizes)
-    if min(ratios) > 1 + BESIDE:
-        told = f"{' and '.join(map(_times, ratios))} times fewer"
-    else:
-        words = [
-            "as many" if abs(ratio - 1) <= BESIDE else
-            f"{_times(1 / ratio)} times as many" if ratio < 1 else f"{_times(ratio)} times fewer"
-            for ratio in ratios
-        ]  # fmt: skip
-        told = f"up {words[0]}, down {words[1]}"
-    return f"{text}: {told} than without compression ({without})"
+    told = f"{' and '.join(map(times, ratios))} times fewer than"
+    if min(ratios) < 1 + BESIDE:  # one direction has as many bytes, or more
+        told = f"{' and '.join(f'{100 / ratio:,.0f} %' for ratio in ratios)} of the bytes"
+    return f"{text}: {told} without compression ({without})"
 
 
-def _times(ratio: float) -> str:
+def times(ratio: float) -> str:
+    """Return a ratio as a sentence shows it: 5.37 -> '5.4', 67.1 -> '67'."""
     return f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
@@ -336,7 +320,7 @@ def _failed(result: Row, nodes: Sequence[NodeRecord]) -> str:
     worst = sorted((n for n in nodes if n.failures), key=lambda node: -node.failures)
     told, reason = [], ""
     for node in worst[:3]:
-        before, reason = reason, one_line(str(node.told.get("reason") or ""), 60)
+        before, reason = reason, one_line(node.reason, 60)
         told.append(f"{node.failures:g} of {node.label}" + f", {reason}" * (reason != before))
     more = f" and {len(worst) - 3} more nodes" if len(worst) > 3 else ""
     text = f"{failures:,g} of {failures + result['client_updates']:,g} updates"
@@ -347,7 +331,7 @@ def _slow(slow: Sequence[NodeRecord], nodes: Sequence[NodeRecord]) -> str:
     if not slow:
         return ""
     first, known = slow[0], [s for node in nodes if (s := node.count("samples")) is not None]
-    text = f"{first.label}: {human_seconds(first.lag)} a reply, {_times(first.times or 0)} times"
+    text = f"{first.label}: {human_seconds(first.lag)} a reply, {times(first.times or 0)} times"
     text += " the usual"
     usual, own = median(known) if known else 0, first.count("samples")
     if own is not None and own > 2 * usual:

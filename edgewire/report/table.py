@@ -1,6 +1,6 @@
 """Tables of runs, and their printers: rich, Markdown, CSV; `report.html.j2` prints them as HTML.
 
-`python -m edgewire.report.table FOLDER... [--reach VALUE] [--wide] [--json]` prints a sweep as a
+`python -m edgewire.report.table FOLDER... [--reach VALUE] [--wide]` prints a sweep as a
 table: one row for runs that differ in the seed only.
 
 A column makes a cell from the runs of a row; `COLUMNS` has those of this command and of the table
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -46,7 +45,6 @@ SHOWN = (
     *("runs", "reached at", "payloads until then", "ratio up", "ratio down"),
     *("sent up", "sent down", "virtual time", "time"),
 )
-SHARES = ("accuracy", "best_accuracy", "top5")  # in JSON with their spread over the seeds
 
 
 class Cell(NamedTuple):
@@ -174,12 +172,15 @@ def _until(key: str, form: Callable[[float], str]) -> Callable[[TableRow], Cell]
     return number(lambda row: row.until_all(key), form)
 
 
+# the page's explanations of heads
+SENT, FAILED = "all bytes of a run, mean of the runs", "failed or refused replies, mean of the runs"
+RATIO = "bytes of Flower without compression, divided by the bytes sent"
 # The bytes are those of whole messages, but for "payload an update" and "payloads until then".
 # The ratios are compression ratios.
 COLUMNS: dict[str, Column] = {
     column.head: column
     for column in (
-        Column("runs", lambda row: quantity(len(row.runs), str)),
+        Column("runs", lambda row: quantity(len(row.runs), str), help="with different seeds"),
         Column("accuracy", _with_deviation("accuracy")),
         Column("best accuracy", _with_deviation("best_accuracy")),
         Column("top5", _with_deviation("top5")),
@@ -187,12 +188,14 @@ COLUMNS: dict[str, Column] = {
         Column("reached at", _until("round", "{:.10g}".format)),
         Column("payloads until then", _until("uplink_bytes", human_bytes)),
         Column("payload an update", mean(payload, human_bytes)),
-        Column("ratio up", ratio(plain("uplink"), sent("uplink"), "{:.2f}".format)),
-        Column("ratio down", ratio(plain("downlink"), sent("downlink"), "{:.2f}".format)),
-        Column("sent up", mean(sent("uplink"), human_bytes)),
-        Column("sent down", mean(sent("downlink"), human_bytes)),
+        Column("ratio up", ratio(plain("uplink"), sent("uplink"), "{:.2f}".format), help=RATIO),
+        Column(
+            "ratio down", ratio(plain("downlink"), sent("downlink"), "{:.2f}".format), help=RATIO
+        ),
+        Column("sent up", mean(sent("uplink"), human_bytes), help=SENT),
+        Column("sent down", mean(sent("downlink"), human_bytes), help=SENT),
         Column("updates", mean("client_updates", "{:.10g}".format)),
-        Column("failed", mean("failures", "{:.10g}".format)),
+        Column("failed", mean("failures", "{:,.10g}".format), help=FAILED),
         Column("virtual time", mean("virtual_seconds", human_seconds)),
         Column("a round", ratio("virtual_seconds", "rounds", human_seconds)),
         Column("time", mean("seconds", human_seconds)),
@@ -219,15 +222,14 @@ class Table:
         """Return the table with a row of cells for each of `rows`, as the columns show them."""
         return cls(columns, [[column.show(row) for column in columns] for row in rows], id_, title)
 
-    def only(self, keep: Callable[[int], bool]) -> Table:
-        """Return the table with those columns whose place `keep` accepts."""
-        kept = [at for at in range(len(self.columns)) if keep(at)]
+    def used(self) -> Table:
+        """Return the table without columns in which no row has a value; the first one stays."""
+        kept = [
+            at for at in range(len(self.columns))
+            if at == 0 or any(row[at].text not in (NOTHING, "") for row in self.rows)
+        ]  # fmt: skip
         rows = [[row[at] for at in kept] for row in self.rows]
         return replace(self, columns=[self.columns[at] for at in kept], rows=rows)
-
-    def is_empty(self, at: int) -> bool:
-        """Return whether no row has a value in a column."""
-        return all(row[at].text in (NOTHING, "") for row in self.rows)
 
     def markdown(self) -> str:
         """Return the table in Markdown; numeric columns must be the last ones."""
@@ -250,21 +252,13 @@ class Table:
         return table
 
     def write_csv(self, path: Path) -> None:
-        """Write the table: of each numeric column the number and, beside it, the shown text."""
-        heads = [
-            name
-            for column in self.columns
-            for name in (column.head, *[f"{column.head} (shown)"] * column.numeric)
-        ]
+        """Write the table: of numeric columns the numbers, of the others the texts."""
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow([safe_cell(head) for head in heads])
+            writer.writerow([safe_cell(column.head) for column in self.columns])
             for row in self.rows:
-                line: list[Any] = []
-                for column, cell in zip(self.columns, row, strict=True):
-                    number = "" if cell.sort is None else cell.sort
-                    line += [*[number] * column.numeric, cell.text]
-                writer.writerow([safe_cell(value) for value in line])
+                cells = zip(self.columns, row, strict=True)
+                writer.writerow([safe_cell(c.sort if col.numeric else c.text) for col, c in cells])
 
 
 def safe_cell(value: Any) -> Any:
@@ -292,12 +286,11 @@ def runs_table(rows: Sequence[TableRow], keys: Sequence[str], wide: bool = False
         known |= main_columns(metric)
     names = {*SHOWN, *(metric.name for metric in metrics)}
     shown = [column for head, column in (known | COLUMNS).items() if wide or head in names]
-    table = Table.of([*map(_key_column, keys), *shown], rows)
-    return table.only(lambda at: at < len(keys) or not table.is_empty(at))
 
+    def own(key: str) -> Column:
+        return Column(key, lambda group: words(group.name([key])[0]), numeric=False)
 
-def _key_column(key: str) -> Column:
-    return Column(key, lambda group: words(group.name([key])[0]), numeric=False)
+    return Table.of([*map(own, keys), *shown], rows).used()
 
 
 def sweep_table(folders: Sequence[Path]) -> RichTable | None:
@@ -313,56 +306,6 @@ def sweep_table(folders: Sequence[Path]) -> RichTable | None:
     return runs_table(rows, varying(groups)).rich()
 
 
-def as_json(keys: Sequence[str], rows: Sequence[TableRow], unfinished: Sequence[Path]) -> str:
-    """Return each group's numbers as JSON, with every seed's accuracies."""
-    named = [
-        {"overrides": {key: row.overrides[key] for key in keys if key in row.overrides}}
-        | numbers(row)
-        for row in rows
-    ]
-    folders = {"diverged": diverged(rows), "unfinished": unfinished}
-    listed = {name: [str(path) for path in paths] for name, paths in folders.items()}
-    return json.dumps({"rows": named, **listed}, indent=2)
-
-
-def numbers(row: TableRow) -> dict[str, Any]:
-    """Return the numbers of a row, most of them means over its runs; None for an unknown number."""
-    mean = row.mean
-    shares: dict[str, Any] = {}
-    mains = (run.metric.name for run in row.runs)
-    for key in dict.fromkeys([*SHARES, *(key for n in mains for key in (n, f"best_{n}"))]):
-        found = row.estimate(key)
-        shares[key] = mean(key)
-        shares[f"{key}_std"] = None if found is None else found.std
-        shares[f"{key}_by_seed"] = [run.result.get(key) for run in row.runs]
-    return {
-        "runs": len(row.runs),
-        "seeds": [run.seed for run in row.runs],
-        **shares,
-        "loss": mean("loss"),
-        "reached_runs": sum(at is not None for at in row.reached),
-        "reached_round": row.until_all("round"),
-        "reached_uplink_bytes": row.until_all("uplink_bytes"),
-        "uplink_bytes_per_update": mean(payload),
-        "uplink_bytes": mean("uplink_bytes"),
-        "uplink_sent_bytes": mean(sent("uplink")),
-        "uplink_ratio": row.ratio(plain("uplink"), sent("uplink")),
-        "downlink_bytes": mean("downlink_bytes"),
-        "downlink_sent_bytes": mean(sent("downlink")),
-        "downlink_ratio": row.ratio(plain("downlink"), sent("downlink")),
-        "client_updates": mean("client_updates"),
-        "failures": mean("failures"),
-        "seconds": mean("seconds"),
-        "virtual_seconds": mean("virtual_seconds"),
-        "virtual_seconds_per_round": row.ratio("virtual_seconds", "rounds"),
-    }
-
-
-def diverged(groups: Sequence[Group]) -> list[Path | None]:
-    """Return the folders of the diverged runs. The table's means include these runs."""
-    return [run.folder for group in groups for run in group.runs if run.diverged]
-
-
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table that the command line describes; return the exit code."""
@@ -373,19 +316,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="when, with what uplink, it was got (a share in %%)",
     )  # fmt: skip
     parser.add_argument("--wide", action="store_true", help="all columns")
-    parser.add_argument("--json", action="store_true", help="JSON in place of Markdown")
     asked = parser.parse_args(arguments)
     runs, unfinished = read_runs(asked.folders)
     groups = group_runs(runs)
     keys = varying(groups)
     rows = [TableRow(group.overrides, group.runs, asked.reach) for group in groups]
-    if asked.json:
-        print(as_json(keys, rows, unfinished))
-        return 0
     print(runs_table(rows, keys, asked.wide).markdown())
     if repeated := len(runs) - sum(len(row.runs) for row in rows):
         print(f"\n{repeated} repeated with the same seed: the last counts")
-    for name, folders in (("diverged", diverged(rows)), ("unfinished or damaged", unfinished)):
+    lost = [run.folder for row in rows for run in row.runs if run.diverged]  # also in the means
+    for name, folders in (("diverged", lost), ("unfinished or damaged", unfinished)):
         if folders:
             print(f"\n{name}: {', '.join(map(str, folders))}")
     return 0

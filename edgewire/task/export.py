@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from edgewire.task.errors import TaskError, described
-from edgewire.task.predictor import Predictor, RawModel
+from edgewire.task.predictor import Predictor
 from edgewire.task.tensors import Tensors, count, leaves, rows
-from edgewire.task.transforms import as_module
 
 SAMPLES, MOST = 8, 1e-4  # of a check: how many samples, and the largest difference from PyTorch
 # format -> packages that it needs, and the extra with them
@@ -32,8 +31,7 @@ class Answering(nn.Module):
 
     def __init__(self, predictor: Predictor, names: Sequence[str] | None, several: bool) -> None:
         super().__init__()
-        raw = predictor.module
-        self.raw = RawModel(as_module(raw.transform), raw.model).eval()
+        self.raw = predictor.module
         self.objective, self.names, self.several = predictor.objective, names, several
 
     def forward(self, *inputs: Tensor) -> Tensors:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, described
 from edgewire.task.model_file import file_of, sha256_of
 from edgewire.task.tensors import mapped
 
@@ -53,13 +53,13 @@ class LoRA(Adapter):
         lora_dropout: float = 0.0,
         target_modules: list[str] | str = "all-linear",
     ) -> None:
+        if not isinstance(target_modules, str):
+            target_modules = list(map(str, target_modules))  # a Sequential's have numbers as names
         self.options: dict[str, Any] = {
             "r": r,
             "lora_alpha": lora_alpha,
             "lora_dropout": lora_dropout,
-            "target_modules": target_modules
-            if isinstance(target_modules, str)
-            else list(map(str, target_modules)),  # a Sequential's layers have numbers as names
+            "target_modules": target_modules,
         }
 
     def add(self, module: nn.Module) -> nn.Module:
@@ -73,13 +73,9 @@ class LoRA(Adapter):
         try:
             made: nn.Module = peft.inject_adapter_in_model(peft.LoraConfig(**self.options), module)
         except Exception as error:  # PEFT raises errors of several types
-            reason = str(error).strip().partition("\n")[0]
-            layers = [
-                name for name, each in module.named_modules() if name and not list(each.children())
-            ]
             raise TaskError(
-                f"adapter: {reason} (adapter.target_modules=[...] names the layers that get an "
-                f"adapter; there are {', '.join(layers[:SHOWN])})"
+                f"adapter: {described(error)} (adapter.target_modules=[...] names the layers that "
+                "get an adapter)"
             ) from error
         return made
 
@@ -91,13 +87,8 @@ def freeze_others(module: nn.Module, patterns: Sequence[str]) -> None:
     wildcards `*`, `?` and `[...]` of `fnmatch`. Raises `TaskError` for a pattern that matches no
     parameter.
     """
-    # A parameter that layers share has several names, and each of them may be matched.
     every = list(module.named_parameters(remove_duplicate=False))
-    names = [name for name, _ in every]
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
-            raise TaskError(f"trainable={pattern} matches no parameter; there are {listed}")
+    _expect_matches("trainable", patterns, [name for name, _ in every])
     chosen = {id(p) for name, p in every if _matches(name, patterns)}
     for _, parameter in every:
         parameter.requires_grad_(id(parameter) in chosen)
@@ -124,6 +115,13 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def _expect_matches(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    for pattern in patterns:
+        if not any(_matches(name, [pattern]) for name in names):
+            listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+            raise TaskError(f"{option}={pattern} matches nothing; there are {listed}")
+
+
 def tensors_in(file: str, sha256: str | None = None) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, or of the model in a run's folder, by name.
 
@@ -140,9 +138,8 @@ def tensors_in(file: str, sha256: str | None = None) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor] = read(file_of(file))
     except Exception as error:  # safetensors raises errors of several types
-        reason = str(error).strip().partition("\n")[0]
         raise TaskError(
-            f"model.file={file} is no safetensors file ({reason}): write it by "
+            f"model.file={file} is no safetensors file ({described(error)}): write it by "
             "safetensors.torch.save_file(model.state_dict(), FILE), because a file of torch.save "
             "can run code"
         ) from error
@@ -162,23 +159,15 @@ def load_tensors(
     parameter with NaN or infinity, and for a pattern that matches no tensor of file and model.
     """
     held = module.state_dict()
-    for pattern in new or ():
-        if not any(fnmatchcase(name, pattern) for name in (*tensors, *held)):
-            raise TaskError(
-                f"model.new={pattern} matches no tensor; there are " + ", ".join([*held][-SHOWN:])
-            )
-    tensors = {name: each for name, each in tensors.items() if not _matches(name, new or ())}
+    new = new or ()
+    _expect_matches("model.new", new, [*reversed(held), *tensors])  # a head's names come first
+    tensors = {name: each for name, each in tensors.items() if not _matches(name, new)}
     for name, tensor in tensors.items():
-        if name not in held or held[name].shape != tensor.shape:
-            there = f"has the shape {tuple(held[name].shape)}" if name in held else "is missing"
+        found, wanted = _form(tensor), _form(held.get(name))
+        if found != wanted:
             raise TaskError(
-                f"model.file={file} has {name[:80]} {tuple(tensor.shape)}, which {there} in the "
-                "model: give the file of this model, or leave tensors out by model.new=[head.*]"
-            )
-        if held[name].is_floating_point() != tensor.is_floating_point():
-            raise TaskError(
-                f"model.file={file} has {name[:80]} as {tensor.dtype}, and the model has "
-                f"{held[name].dtype}: give weights of the model's type"
+                f"model.file={file} has {name[:80]} {found}, which is {wanted} in the model: give "
+                "the file of this model, or leave tensors out by model.new=[head.*]"
             )
     every = list(module.named_parameters(remove_duplicate=False))  # a shared one has several names
     for name, _ in every:
@@ -189,12 +178,18 @@ def load_tensors(
             )
     loaded = {id(parameter) for name, parameter in every if name in tensors}
     left = [name for name, each in module.named_parameters() if id(each) not in loaded]
-    if missing := [name for name in left if not _matches(name, new or ())]:
+    if missing := [name for name in left if not _matches(name, new)]:
         _warn_once(
             f"model.file={file} lacks {len(missing)} parameters, which keep their random values: "
             + ", ".join(missing[:SHOWN])
         )
     module.load_state_dict(tensors, strict=False)
+
+
+def _form(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "missing"
+    return f"{tuple(tensor.shape)} of {'floats' if tensor.is_floating_point() else 'integers'}"
 
 
 @functools.cache
@@ -218,9 +213,7 @@ def in_dtype(module: nn.Module, dtype: str) -> nn.Module:
 
 def _cast(values: Any, kind: torch.dtype) -> Any:
     """Return a tensor, or a tuple or dictionary of tensors, with all floats in one type."""
-
-    def cast(value: Any) -> Any:
-        known = isinstance(value, Tensor) and value.is_floating_point()
-        return value.to(kind) if known else value
-
-    return mapped(cast, values) if isinstance(values, Tensor | tuple | dict) else values
+    if isinstance(values, tuple | dict):
+        return mapped(lambda each: _cast(each, kind), values)
+    floats = isinstance(values, Tensor) and values.is_floating_point()
+    return values.to(kind) if floats else values

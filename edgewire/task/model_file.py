@@ -22,13 +22,9 @@ def sha256_of(file: str) -> str:
     change) is computed once a process.
     """
     try:
-        path = Path(file_of(file)).resolve()
-        if not path.is_file():
-            raise TaskError(f"model.file={file}: there is no such file here")
+        path = Path(file_of(file)).resolve(strict=True)
         status = path.stat()
         return _sha256(path, status.st_mtime_ns, status.st_size)
-    except TaskError:
-        raise
     except (OSError, ValueError) as error:
         raise TaskError(f"model.file={file} cannot be read: {error}") from error
 

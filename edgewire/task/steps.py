@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from edgewire.task.datasets import Data, Split
 from edgewire.task.errors import TaskError, described
 from edgewire.task.objectives import Objective
-from edgewire.task.objectives.base import KEYS, steps_of
+from edgewire.task.objectives.base import KEYS
 from edgewire.task.objectives.regression import Regression
 from edgewire.task.tensors import Tensors, count, leaves, rows, taken
 
@@ -78,38 +78,24 @@ def expect_fits(model: nn.Module, objective: Objective, data: Data, mean: bool =
 
 def _cure(error: Exception, data: Data) -> str:
     """Return what to do about an error that torch's words do not explain."""
-    ids = [
-        each
-        for each in leaves(data.train.inputs)
-        if not (each.is_floating_point() or each.is_complex()) and 0 < each.numel() <= MOST_READ
-    ]
-    if isinstance(error, IndexError) and not data.classes and "Target" in str(error):
+    ids = [each for each in leaves(data.train.inputs) if counted(each)]
+    text, largest = str(error), max((int(each.max()) for each in ids), default=0)
+    if "Target" in text and "out of bounds" in text and not data.classes:
         return ": the data set names no classes: give all of them, as in dataset.classes=[0,1,2]"
-    if isinstance(error, IndexError) and "index out of range in self" in str(error) and ids:
-        largest = max(int(each.max()) for each in ids)
-        return (
-            f": the inputs have integers up to {largest}, so a model of tokens needs {largest + 1}"
-        )
-    exact = any(each.dtype == torch.float64 for each in leaves(data.train.inputs))
-    if isinstance(error, RuntimeError) and exact and "type" in str(error):
+    if "index out of range in self" in text and ids:
+        return f": inputs have integers up to {largest}, so a model of tokens needs {largest + 1}"
+    if "type" in text and any(each.dtype == torch.float64 for each in leaves(data.train.inputs)):
         return ": the inputs are float64, and a model is float32: give inputs.float()"
     return ""
 
 
-def expect_trains(model: nn.Module, objective: Objective, data: Data, samples: int) -> None:
-    """Raise `TaskError` in one line if a mini-batch of one sample is too small for the model.
-
-    `samples`: the size of a node's mini-batches; nothing is computed for 2 or more. BatchNorm
-    cannot normalise a single value.
-    """
-    if samples > 1:
-        return
-    first = data.train.taken(torch.zeros(1, dtype=torch.int64))
+def expect_trains(model: nn.Module, objective: Objective, data: Data) -> None:
+    """Raise `TaskError` in one line if the model cannot train on one sample, as with BatchNorm."""
+    x, y = (rows(each, 0, 1) for each in (data.train.inputs, data.train.targets))
     try:
+        trained = copy.deepcopy(model)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            trained = copy.deepcopy(model)
-            trained = trained if trained.training else trained.train()
-            objective.loss(trained, data.prepared(first.inputs), first.targets)
+            objective.loss(trained if trained.training else trained.train(), data.prepared(x), y)
     except Exception as error:  # a user's model may raise anything
         raise TaskError(
             f"the model cannot train on mini-batches of one sample ({described(error)}): give "
@@ -117,12 +103,17 @@ def expect_trains(model: nn.Module, objective: Objective, data: Data, samples: i
         ) from error
 
 
+def counted(tensor: Tensor) -> bool:
+    """Return whether a tensor holds integers, and few enough to look for the largest one."""
+    floats = tensor.is_floating_point() or tensor.is_complex()
+    return not floats and 0 < tensor.numel() <= MOST_READ
+
+
 def _telling(split: Split) -> Tensor:
     """Return the positions of a few samples with which a model or a loss may fail, int64 (k,)."""
     found = [*range(min(2, len(split)))]
     for tensor in (*leaves(split.inputs), *leaves(split.targets)):
-        counted = not (tensor.is_floating_point() or tensor.is_complex())
-        if counted and tensor.element_size() > 1 and 0 < tensor.numel() <= MOST_READ:
+        if counted(tensor) and tensor.element_size() > 1:
             size = tensor.numel() // len(tensor)
             flat = tensor.reshape(-1)
             found += [int(flat.argmax()) // size, int(flat.argmin()) // size]
@@ -141,12 +132,11 @@ def _expect_fits(
     with evaluating(model):
         loss = objective.loss(model, inputs, few.targets)
     if not isinstance(loss, Tensor) or loss.shape:
-        found = f"has the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else "is no tensor"
-        raise TaskError(f"{name}.loss {found}: give its mean")
+        raise TaskError(f"{name}.loss is no tensor of one number: give its mean")
     if not loss.requires_grad:
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise TaskError("all parameters are frozen: there is nothing to train")
-        raise TaskError(f"{name}.loss has no gradient: it must depend on trained parameters")
+        raise TaskError(
+            f"{name}.loss has no gradient: it must depend on parameters that are not frozen"
+        )
     sums = summed(model, objective, inputs, few.targets)
     if "num-examples" in sums:
         raise TaskError(f"{name}.sums has num-examples, which nodes add: give it another name")
@@ -162,15 +152,13 @@ def _expect_fits(
                 f"{name} does not measure {each}: put it into what measured() returns, or into "
                 "sums() for the mean over all samples"
             )
-        value = measured[each]
+        value, (low, high) = measured[each], objective.bounds[each]
         if not isinstance(value, int | float | None) or isinstance(value, bool):
             raise TaskError(f"{name} measures {each} as a {type(value).__name__}")
-    for metric in objective.metrics:
-        value = measured[metric.name]
-        if metric.share and value is not None and (value < -ROUNDING or value > 1 + ROUNDING):
+        if value is not None and (value < low - ROUNDING or value > high + ROUNDING):
             raise TaskError(
-                f"{name} measures {metric.name}={value:g}, and a share is from 0 to 1: declare it "
-                f"without share=True"
+                f"{name} measures {each}={value:g}, and says from {low:g} to {high:g} (share=True "
+                "is from 0 to 1)"
             )
 
 
@@ -200,9 +188,7 @@ def summed(
     batch_size: int = EVALUATED,
     between: Callable[[], object] | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a model in eval mode, then restore its mode; return the objective's sums.
-
-    They are numbers, and lists of numbers.
+    """Evaluate a model in eval mode, then restore its mode; return the objective's sums as numbers.
 
     `inputs`, as the model takes them, and `targets` are on the model's device. Small batches keep
     layers' outputs in the CPU's caches: in batches of 500, AdaComp's CNN takes twice the time.
@@ -219,11 +205,7 @@ def summed(
             with torch.no_grad():  # training may use tensors that a model caches here
                 for name, value in objective.sums(model, x, y).items():
                     if not isinstance(value, Tensor) or value.dim() > 1:
-                        kind = type(objective).__name__
-                        raise TaskError(
-                            f"{kind}.sums gives {name} as no tensor of one number, or "
-                            "of several in a row"
-                        )
+                        raise TaskError(f"sums() of the objective: {name} is no tensor of numbers")
                     exact = value.double() if value.is_floating_point() else value.long()
                     if name.endswith(KEYS):
                         keys.setdefault(name, []).append(exact)
@@ -231,6 +213,5 @@ def summed(
                         sums[name] = sums[name] + exact if name in sums else exact
             if between is not None:  # gradients are on: it may start a training process
                 between()
-    for name, parts in keys.items():
-        sums[name] = steps_of(torch.cat(parts))
+    sums |= {name: torch.cat(parts) for name, parts in keys.items()}
     return {name: total.tolist() for name, total in sums.items()}

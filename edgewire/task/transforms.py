@@ -1,4 +1,7 @@
-"""Transforms of samples into a model's input, on the device that trains."""
+"""Transforms of samples into a model's input, on the device that trains.
+
+While a model is exported, they are plain arithmetic for any number of samples.
+"""
 
 import inspect
 import json
@@ -6,14 +9,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import conv1d, pad
 
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, described
 from edgewire.task.tensors import Tensors, mapped, only
 
 
@@ -22,18 +25,29 @@ def unchanged(inputs: Tensors) -> Tensors:
     return inputs
 
 
-def _expect_pairs(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-    """Raise `TaskError` unless there are as many finite means as deviations above 0."""
-    pairs = zip(mean, std, strict=False)
-    if len(mean) != len(std) or not all(math.isfinite(m) and 0 < s < math.inf for m, s in pairs):
-        raise TaskError(
-            "dataset.mean and dataset.std must be lists of finite numbers of one length, with "
-            "every std above 0"
-        )
+@dataclass(frozen=True)
+class _Means:
+    """Has a mean and a deviation for each channel or feature, or none."""
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        known = all(map(math.isfinite, self.mean)) and all(0 < s < math.inf for s in self.std)
+        if len(self.mean) != len(self.std) or not known:
+            raise TaskError(
+                "dataset.mean and dataset.std must be lists of finite numbers of one length, with "
+                "every std above 0"
+            )
+
+    def _expect_fit(self, inputs: Tensor) -> None:
+        channels = inputs.shape[1] if inputs.dim() > 1 else 0
+        if self.mean and channels != len(self.mean):
+            raise TaskError(f"there are {len(self.mean)} means for {channels} channels or features")
 
 
 @dataclass(frozen=True)
-class ImageTransform:
+class ImageTransform(_Means):
     """Normalises images: uint8 (N, C, H, W) -> float32 (N, C, H, W), (x / 255 - mean) / std.
 
     `mean` and `std` have one value per channel, for images scaled to 0..1. If both are empty, each
@@ -44,51 +58,30 @@ class ImageTransform:
     means as channels; the constructor does unless there are as many finite means as deviations.
     """
 
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        _expect_pairs(self.mean, self.std)
-
     def __call__(self, images: Tensors) -> Tensor:
         """Return the normalised images, on the device of `images`."""
-        if not isinstance(images, Tensor) or images.dtype != torch.uint8:
-            found = images.dtype if isinstance(images, Tensor) else type(images).__name__
-            raise TaskError(f"images are {found}, and uint8 from 0 to 255 is taken")
-        if self.mean and images.shape[1] != len(self.mean):
-            raise TaskError(
-                f"there are {len(self.mean)} means for images of {images.shape[1]} channels"
-            )
+        images = only(images)
+        if images.dtype != torch.uint8:
+            raise TaskError(f"images are {images.dtype}, and uint8 from 0 to 255 is taken")
+        self._expect_fit(images)
         if not self.mean:
-            return _by_themselves(images)
+            flat = images.flatten(1).float() / 255
+            flat -= flat.mean(dim=1, keepdim=True)
+            deviations = flat.square().mean(dim=1, keepdim=True).sqrt()
+            flat /= deviations.clamp_min(1 / math.sqrt(flat.shape[1]))
+            return flat.view(images.shape)
         if torch.compiler.is_exporting():  # formats store a write into a part of a tensor wrongly
-            mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
-            return (images.float() / 255 - mean) / std
-        scales, shifts = _affine(self.mean, self.std, images.device)
+            means, stds = (torch.tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
+            return (images.float() / 255 - means) / stds
         out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
-        for channel, (scale, shift) in enumerate(zip(scales, shifts, strict=True)):
-            torch.add(shift, images[:, channel], alpha=scale, out=out[:, channel])
+        for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
+            shift = torch.full((), -mean / std, device=images.device)
+            torch.add(shift, images[:, channel], alpha=1 / (255 * std), out=out[:, channel])
         return out
 
 
-def _by_themselves(images: Tensor) -> Tensor:
-    flat = images.flatten(1).float() / 255
-    flat -= flat.mean(dim=1, keepdim=True)
-    deviations = flat.square().mean(dim=1, keepdim=True).sqrt()
-    flat /= deviations.clamp_min(1 / math.sqrt(flat.shape[1]))
-    return flat.view(images.shape)
-
-
-@lru_cache(maxsize=64)
-def _affine(
-    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
-) -> tuple[tuple[float, ...], tuple[Tensor, ...]]:
-    shifts = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=device)
-    return tuple(1 / (255 * s) for s in std), tuple(shifts.unbind())
-
-
 @dataclass(frozen=True)
-class Standardize:
+class Standardize(_Means):
     """Turns numbers into a model's input: (N, C, ...) -> float32, (x - mean) / std.
 
     `mean` and `std` have one value for each of the C features or channels. If both are empty,
@@ -97,20 +90,12 @@ class Standardize:
     are not as many means as channels.
     """
 
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        _expect_pairs(self.mean, self.std)
-
     def __call__(self, inputs: Tensors) -> Tensors:
         """Return the standardised inputs, on their device."""
         if not self.mean:
             return mapped(_as_usual, inputs)
         values = only(inputs)
-        channels = values.shape[1] if values.dim() > 1 else 0
-        if channels != len(self.mean):
-            raise TaskError(f"there are {len(self.mean)} means for {channels} features or channels")
+        self._expect_fit(values)
         shape = (-1, *[1] * (values.dim() - 2))
         mean, std = (
             torch.tensor(each, device=values.device).view(shape) for each in (self.mean, self.std)
@@ -156,8 +141,7 @@ class LogMel:
 
     def __call__(self, waves: Tensors) -> Tensor:
         """Return the spectrograms, on the device of `waves`."""
-        if not isinstance(waves, Tensor):
-            raise TaskError(f"waveforms are a {type(waves).__name__}, and one tensor is taken")
+        waves = only(waves)
         if waves.dim() != 2 or waves.dtype not in (torch.int16, torch.float32):
             raise TaskError(
                 f"waveforms are {waves.dtype} of {tuple(waves.shape)}, and int16 or float32 of "
@@ -248,34 +232,15 @@ def restored(values: Mapping[str, Any]) -> Callable[[Tensors], Tensors]:
     It imports what `_target_` names: the caller must trust that name. Raises `TaskError` if it
     cannot be imported, or refuses its arguments.
     """
-    module, _, name = str(values.get("_target_")).rpartition(".")
+    name = str(values.get("_target_"))
     try:
-        found: Any = getattr(import_module(module), name)
-        if not inspect.isclass(found):
-            return cast(Callable[[Tensors], Tensors], found)
+        found: Any = resolve_name(name)
+        if inspect.isfunction(found):
+            return found
         arguments = {key: each for key, each in values.items() if key != "_target_"}
         if is_dataclass(found):  # JSON has no tuples
             tuples = [each.name for each in fields(found) if str(each.type).startswith("tuple")]
             arguments |= {key: tuple(arguments[key]) for key in tuples if key in arguments}
         return cast(Callable[[Tensors], Tensors], found(**arguments))
     except Exception as error:  # importing and making objects can raise anything
-        raise TaskError(f"the transform {module}.{name} cannot be made: {error}") from error
-
-
-def as_module(transform: Callable[[Tensors], Tensors]) -> nn.Module:
-    """Return a module that computes what the transform does; a module is returned itself.
-
-    While it is exported, the transforms here are plain arithmetic for any number of samples.
-    """
-    return transform if isinstance(transform, nn.Module) else _Called(transform)
-
-
-class _Called(nn.Module):
-    """Calls a function."""
-
-    def __init__(self, function: Callable[[Tensors], Tensors]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, inputs: Any) -> Tensors:
-        return self.function(inputs)
+        raise TaskError(f"the transform {name} cannot be made: {described(error)}") from error

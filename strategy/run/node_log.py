@@ -25,7 +25,6 @@ from edgewire.compression.flower.timed_grid import GridWrapper
 from edgewire.compression.flower.traffic import in_one_line
 from edgewire.strategy.run.whole_files import replace_file
 
-Labels = Callable[[int], list[int] | None]
 log = getLogger("edgewire")
 FILE = "nodes.json"
 OFTEN = 2.0  # least real seconds from one writing of the file to the next
@@ -271,36 +270,30 @@ class NodeLog(GridWrapper):
         return found
 
     def write(
-        self,
-        server_round: int,
-        failed: Mapping[int, FailedNode],
-        labels: Labels | None = None,
+        self, server_round: int, failed: Mapping[int, FailedNode], *, end: bool = False
     ) -> None:
-        """Write `nodes.json`, unless it was written a moment ago.
+        """Write `nodes.json`, unless it was written a moment ago and this is not the run's `end`.
 
-        `failed`: the failures by node. `labels`: returns the number of samples of each class that
-        the node at a place in the list of nodes has, or None if that is unknown; it is given at
-        the run's end, and then the file is written in any case. A file that cannot be written is
-        left as it is.
+        `failed`: the failures by node. A file that cannot be written is left as it is.
         """
         began = time.monotonic()
         pause = max(OFTEN, self._cost / SHARE)
-        if self._folder is None or (labels is None and began - self._written < pause):
+        if self._folder is None or (not end and began - self._written < pause):
             return
         self._newest = server_round, failed
         for node, each in failed.items():
             activity = self._of(node)
             activity.failures, activity.reason = each.failures, each.reason
-        text = json.dumps(self._content(server_round, labels), allow_nan=False)
+        text = json.dumps(self._content(server_round), allow_nan=False)
         try:
             replace_file(self._folder / FILE, text, "\n")
         except OSError as error:
-            if self._written < 0 or labels is not None:
+            if self._written < 0 or end:
                 log.warning("%s cannot be written: %s", FILE, error)
         self._written = time.monotonic()
         self._cost = self._written - began
 
-    def _content(self, server_round: int, labels: Labels | None) -> dict[str, Any]:
+    def _content(self, server_round: int) -> dict[str, Any]:
         nodes = self.state.nodes
         # A node replies in order. So an earlier message than the last answered one was lost.
         waiting = {
@@ -321,7 +314,6 @@ class NodeLog(GridWrapper):
                     "waiting": node in waiting,
                     **{key: value for key, value in values.items() if key not in HIDDEN},
                     self._metric: values["measured"],
-                    "labels": None if place is None or labels is None else labels(place),
                 }
             )
         return {

@@ -1,8 +1,7 @@
 """One run on the server: it starts the strategy, evaluates the model, writes the result files."""
 
 import logging
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -39,7 +38,6 @@ from edgewire.task.steps import evaluation_batch, summed
 from edgewire.task.tensors import count, mapped
 
 OWN = ("drift", "staleness", "prediction_error")  # metrics that only some strategies have
-MOST_CLASSES = 1000  # with more classes the counts of labels would fill the file
 log = logging.getLogger("edgewire")
 
 
@@ -70,7 +68,6 @@ class Run:
             expect_named(config, self.layout)
         self.sums: dict[str, Any] | None = None  # of the last evaluation here
         self.stepped = 0  # rounds that the learning rate's schedule has counted
-        self.labels = labels_of(config, self.data, self.strategy)
         self.nodes.name_places(names_of(config, self.data))
         self.newest: ArrayRecord | None = None  # the last round's model, if it was not evaluated
         self.initial: ArrayRecord | None = None  # the model before training
@@ -216,7 +213,7 @@ class Run:
             self.records.measured(self._measure(self.newest))
         traffic = self.strategy.traffic
         done = self.records.last["round"]
-        self.nodes.write(done, self.strategy.failed_nodes, self.labels)
+        self.nodes.write(done, self.strategy.failed_nodes, end=True)
         self.records.finish(
             {
                 "uplink_ratio": traffic.uplink_ratio,
@@ -255,26 +252,3 @@ def names_of(config: Config, data: Data) -> list[str]:
         return []
     more = (f" + {len(each) - 1}" if len(each) > 1 else "" for each in found)
     return [data.group_names[each[0]] + rest for each, rest in zip(found, more, strict=True)]
-
-
-def labels_of(config: Config, data: Data, scheme: object) -> Callable[[int], list[int] | None]:
-    """Return a function from a node's place to its number of samples of each class.
-
-    The function returns None where the server does not know it: the nodes have data of their own,
-    the targets are no classes, or the strategy cuts the model (`scheme`).
-    """
-    targets = data.train.targets
-    known = getattr(scheme, "sends_models", True) and 0 < data.classes <= MOST_CLASSES
-    if not known or not isinstance(targets, Tensor) or targets.ndim != 1 or not len(targets):
-        return lambda place: None
-    partition = partition_of(config, data)
-
-    @cache
-    def labels(place: int) -> list[int] | None:
-        if place >= config.nodes:
-            return None
-        found = targets[partition.indices(place)]
-        counts: list[int] = torch.bincount(found, minlength=data.classes).tolist()
-        return counts
-
-    return labels

@@ -40,7 +40,7 @@ def reports(folder, out, draws=True):
     if not draws:
         html_report.draw_all = lambda *_: defaultdict(list)
     with redirect_stdout(text), redirect_stderr(text):
-        codes = [page.main([str(folder), "--out", str(out)]), table.main([str(folder), "--json"])]
+        codes = [page.main([str(folder), "--out", str(out)]), table.main([str(folder)])]
         if draws:
             options = ["--y", "loss", "--out", str(out / "curves.png")]
             codes.append(curves.main([str(folder), *options]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgewire.command.run_result import RunResult
 from edgewire.report import reader
 from edgewire.report.__main__ import main
-from edgewire.report.progress import FINISHED, SweepJob
+from edgewire.report.progress import FINISHED, RunProgress
 from edgewire.report.reader import (
     GrowingFile,
     file_name,
@@ -119,7 +119,7 @@ def test_a_link_to_a_run_and_one_above_it_are_the_users_own(tmp_path):
         for folder in (tmp_path / "latest", tmp_path / "parent" / "0"):
             assert RunResult(folder).overrides == {"lr": "1", "seed": "0"}
             assert [run.folder for run in read_runs([folder])[0]] == [folder]
-            job = SweepJob(folder)
+            job = RunProgress(folder)
             job.update()
             assert job.state == FINISHED
         assert len(read_runs([tmp_path / "parent"])[0]) == 1

@@ -48,10 +48,10 @@ def test_the_bar_follows_the_history(tmp_path):
         time.sleep(0.6)
         half = screen.getvalue()
         file.write(json.dumps({**ROW, "round": 4, "accuracy": None})[20:] + "\n")
-    for part in ("3/10", "50.00 %", "61.7 kB", "2 MB"):
+    for part in ("3 of 10", "50.00 %", "61.7 kB", "2 MB"):
         assert part in half
-    assert "4/10" not in half
-    assert "4/10" in screen.getvalue()
+    assert "4 of 10" not in half
+    assert "4 of 10" in screen.getvalue()
 
 
 @pytest.mark.parametrize("shared", [False, True])

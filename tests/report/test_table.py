@@ -66,23 +66,6 @@ def test_a_table_has_the_main_columns(sweep, capsys):
     ]  # fmt: skip
 
 
-def test_json_holds_the_numbers_and_every_seed(sweep, capsys):
-    add_job(sweep / "20", "seed=7", finished=False)
-    add_job(sweep / "21", "algorithm=dgc seed=7", diverged=True)
-    assert main([str(sweep), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["unfinished"] == [str(sweep / "20")]
-    assert found["diverged"] == [str(sweep / "21")]
-    sgd = found["rows"][2]
-    assert sgd["overrides"] == {"algorithm": "sgd", "batch_size": "32", "experiment": "e"}
-    assert sgd["seeds"] == [0, 1, 2]
-    assert sgd["accuracy_by_seed"] == [0.98, 0.99, 0.97]
-    assert sgd["accuracy"] == pytest.approx(0.98)
-    assert sgd["accuracy_std"] == pytest.approx(0.01)
-    assert sgd["uplink_ratio"] == 4
-    assert sgd["top5"] is None
-
-
 def test_repeated_diverged_and_unfinished_runs_are_listed(tmp_path, printed):
     add_job(tmp_path / "old" / "0", "lr=a|b", accuracy=0.5)
     add_job(tmp_path / "new" / "0", "lr=a|b", accuracy=0.6, diverged=True)
@@ -168,7 +151,7 @@ def test_a_damaged_run_costs_a_line_and_never_the_table(tmp_path_factory, data):
     else:
         result.unlink()
         result.mkdir()
-    for options in ([], ["--json"], ["--reach", "50"]):
+    for options in ([], ["--reach", "50"]):
         with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as errors:
             code = main([str(folder), *options])
         line = errors.getvalue()

@@ -34,6 +34,7 @@ from .failure_policy import FailurePolicy
 from .inbox import NOT_OPEN, InFlight
 from .norm_screen import NormScreen, Screened, Screens, UpdateNorms, norms_of, scaled
 from .reply_checks import (
+    UNLIKE,
     ReplyRules,
     SentMessage,
     answered,
@@ -106,9 +107,8 @@ class ModelReplies:
         usable = [each for each in answers if each.usable]
         if together and not self._rules.uneven:
             pairs = [(each.reply.content, cast(SentMessage, each.sent)) for each in usable]
-            reasons = inconsistent(pairs, self._rules.weighted_by_key)
-            for place in sorted(reasons):
-                self._refuse(usable[place], reasons[place], server_round)
+            for place in inconsistent(pairs, self._rules.weighted_by_key):
+                self._refuse(usable[place], UNLIKE, server_round)
         self._screen([each for each in answers if each.usable], server_round)
         if answers:
             self._uncompressed.answered()

@@ -90,12 +90,9 @@ def expected(
     model. If `named`, the payload's header lists its tensors, and these may differ from the
     message's tensors.
 
-    Raises `PayloadError`, before any value is decoded, if
-
-    - the payload has more bytes or tensors than a reply may have;
-    - a tensor has another dtype than in the message, unless both dtypes are floats or `counts`
-      holds the tensor's name;
-    - a tensor is in the float32 vector but must be beside the vector, or the reverse.
+    Raises `PayloadError`, before any value is decoded, for more bytes or tensors than a reply may
+    have, for another dtype than in the message (unless both are floats or `counts` holds the
+    tensor's name), and for a tensor in the float32 vector that must be beside it, or the reverse.
     """
     if not named:
         return form_of_models(sent) if whole else sent
@@ -150,12 +147,11 @@ def answered(
 
 def _expect_in_range(layout: Layout, vector: Vector) -> None:
     """Raise `PayloadError` for a value that a float16 tensor of the model cannot hold."""
-    for place, dtype in enumerate(layout.dtypes):
-        if dtype == "float16":
-            values = vector[layout.offsets[place] : layout.offsets[place + 1]]
-            if not np.isfinite(values.astype(np.float16)).all():
-                name = layout.names[place]
-                raise PayloadError(f"the update leads to values beyond float16 in {name}")
+    for name, dtype, start, stop in zip(
+        layout.names, layout.dtypes, layout.offsets, layout.offsets[1:], strict=False
+    ):
+        if dtype == "float16" and not np.isfinite(vector[start:stop].astype(np.float16)).all():
+            raise PayloadError(f"the update leads to values beyond float16 in {name}")
 
 
 def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]) -> None:
@@ -165,14 +161,9 @@ def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]
     """
     before = {each.name: each.array for each in start}
     for each in own:
-        if each.array.dtype.kind != "f" or np.isfinite(each.array).all():
-            continue
-        was = before.get(each.name)
-        if (
-            was is None
-            or was.shape != each.array.shape
-            or (np.isfinite(was) & ~np.isfinite(each.array)).any()
-        ):
+        wrong = ~np.isfinite(each.array)
+        was = before.get(each.name, np.zeros(()))
+        if wrong.any() and (was.shape != wrong.shape or np.isfinite(was[wrong]).any()):
             raise PayloadError(f"its update holds infinity in {each.name}")
 
 
@@ -214,28 +205,28 @@ def rebuilt(content: RecordDict, sent: SentMessage, rules: ReplyRules) -> Record
 def _means(sums: Mapping[str, Any], weight: str) -> dict[str, Any]:
     """Return sums over samples divided by the number of samples, which is the metric `weight`.
 
-    Lists of keys stay as they are. Raises `PayloadError` unless their keys rise from 0 to 2^62 and
-    are at most one for each sample and group.
+    Lists of keys stay as they are. Raises `PayloadError` unless they are integers from 0 on, and at
+    most one for each sample and group.
     """
     samples = usable_weight(sums.get(weight), weight)
     found = dict[str, Any]()
     for name, total in sums.items():
         if name.endswith(KEYS):
-            rises = isinstance(total, list) and all(type(s) is int and s >= 0 for s in total)
-            if not rises or sum(total) > MOST or most_in_group(total) > samples:
+            keys = np.array(total)
+            counted = keys.dtype == np.int64 and keys.ndim == 1 and keys.min() >= 0
+            if not counted or most_in_group(keys) > samples:
                 raise PayloadError(f"its {brief(name)} are not the keys of {samples:g} samples")
             found[name] = total
             continue
-        several = total if isinstance(total, list) else [total]
-        means = [number({name: each / samples}, name) for each in several]
-        found[name] = means if isinstance(total, list) else means[0]
+        several = isinstance(total, list)
+        means = [number({name: x / samples}, name) for x in (total if several else [total])]
+        found[name] = means if several else means[0]
     return {**found, weight: sums[weight]}
 
 
-def most_in_group(steps: Sequence[int]) -> int:
-    """Return the number of keys in the largest group; `steps`: the differences of sorted keys."""
-    groups = np.cumsum(np.array(steps, np.int64)) >> 33
-    return int(np.unique(groups, return_counts=True)[1].max(initial=0))
+def most_in_group(keys: NDArray[np.int64]) -> int:
+    """Return the number of keys in the largest group, of which each has its own bits from 33 on."""
+    return int(np.unique(keys >> 33, return_counts=True)[1].max())
 
 
 def weight_of(content: RecordDict, key: str) -> float:
@@ -264,52 +255,34 @@ def expect_weight(content: RecordDict, key: str) -> None:
             usable_weight(metrics[key], key)
 
 
-UNLIKE = (  # why a reply is left out: it fits less than others, or is of another group
-    "a reply must hold one ArrayRecord",
-    "its tensors are not those that it was sent",
-    "its records or metrics have other names or lengths than the other nodes'",
+UNLIKE = (
+    "its records or metrics have other names or lengths than the other nodes', or its tensors are "
+    "not those that it was sent"
 )
 
 
-def inconsistent(replies: Sequence[tuple[RecordDict, SentMessage]], weight: str) -> dict[int, str]:
-    """Find replies that differ from most others; return why, by the reply's place in the list.
+def inconsistent(replies: Sequence[tuple[RecordDict, SentMessage]], weight: str) -> list[int]:
+    """Return the places of the replies that differ from most others, for the reason `UNLIKE`.
 
     `replies`: their contents, and the data about their messages. Only replies to messages of the
-    same type with the same tensors are compared (`unlike`). `weight`: the name of the metric with
-    the node's weight. If two kinds of replies are equally frequent, the replies with this metric
-    are used.
+    same type with the same tensors are compared. They are grouped by the names and lengths of their
+    records and metrics. Only one group is used: the largest of those with the tensors of the
+    message, or else of those with arrays, or else of all. Of equally large ones, it is one with the
+    metric `weight`, the node's weight.
     """
-    groups: dict[tuple[str, Layout], dict[int, RecordDict]] = {}
-    for place, (content, sent) in enumerate(replies):
-        groups.setdefault((sent.kind, sent.form.whole), {})[place] = content
-    found = dict[int, str]()
-    for group in groups.values():
-        found |= unlike(group, replies[next(iter(group))][1], weight)
-    return found
+    asked = [(sent.kind, sent.name, sent.form.whole) for _, sent in replies]
+    said = [(_fits(*each), _kinds(each[0])) for each in replies]
+    counted = Counter(zip(asked, said, strict=True))
 
-
-def unlike(contents: Mapping[int, RecordDict], sent: SentMessage, weight: str) -> dict[int, str]:
-    """Find contents of replies that differ from the others; return why each does, by its key.
-
-    All replies must belong to messages of the same type with the same tensors. They are grouped by
-    the names and lengths of their records and metrics. Only one group is used: the largest of those
-    with the tensors of the message, or else of those with arrays, or else of all.
-    """
-    kinds = {key: (_fits(content, sent), _kinds(content)) for key, content in contents.items()}
-    counted = Counter(kinds.values())
-
-    def rank(kind: tuple[int, frozenset[tuple[object, ...]]]) -> tuple[int, int, int, int]:
-        fits, parts = kind
-        named = any(name == sent.name for name, *_ in parts)
+    def rank(pair: tuple[Any, tuple[int, frozenset[tuple[object, ...]]]]) -> tuple[int, ...]:
+        (_, model, _), (fits, parts) = pair
+        named = any(name == model for name, *_ in parts)
         weighs = any((type_, key) == (MetricRecord, weight) for _, type_, key, _ in parts)
-        return fits, counted[kind], named + weighs, -len({name for name, *_ in parts})
+        return fits, counted[pair], named + weighs, -len({name for name, *_ in parts})
 
-    usual = max(counted, key=rank, default=(0, frozenset()))
-    return {
-        key: UNLIKE[kind[0] if kind[0] < usual[0] else -1]
-        for key, kind in kinds.items()
-        if kind != usual
-    }
+    ranked = sorted(counted, key=rank, reverse=True)
+    usual = dict(ranked[::-1])  # by question the best answer, which is the last one
+    return [place for place, each in enumerate(said) if each != usual[asked[place]]]
 
 
 def _fits(content: RecordDict, sent: SentMessage) -> int:

@@ -5,35 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
+from statistics import fmean
 from typing import Any
 
 from edgewire.conf.network import Network
 from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
-from edgewire.report.html.findings import NO_SEED, NOISE, ONE_SEED, compare
+from edgewire.report.html.findings import NO_SEED, compare
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns, RunRecord
 from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.metric import MainMetric
 from edgewire.report.node_table import NodeRecord, notable
 from edgewire.report.runs import ended_early, sent_bytes, whole_bytes
 from edgewire.report.runs import number as known
-from edgewire.report.summary import NAME, WIDTH
 from edgewire.report.table import (
+    COLUMNS,
     Cell,
     Column,
     Table,
     mean,
     number,
-    plain,
     quantity,
-    ratio,
-    sent,
     value_or_words,
     words,
 )
 
 MOST_NODES = 500  # rows of the table of nodes
-TYPICAL = "lte"  # the link whose estimate is in the main table
-REMARKS = "remarks"
 
 
 def _count(value: float) -> str:
@@ -44,50 +40,23 @@ def _ratio(value: float) -> str:
     return f"{value:,.3g}×" if value < 1000 else f"{value:,.0f}×"
 
 
-def summary_table(report: ReportRuns, links: Mapping[str, Network]) -> Table:
-    """Return the main table: a row for each group, its main metric, bytes, time and failures."""
+def summary_table(report: ReportRuns, *, brief: bool = False) -> Table:
+    """Return the main table: a row for each group, its main metric, bytes and failures.
+
+    `brief`: as a terminal shows it: only the groups in colour, and fewer columns.
+    """
     columns = [
         *_names(report),
-        Column("runs", lambda group: quantity(len(group.runs), _count),
-               help="runs that differ in the seed only"),
+        COLUMNS["runs"],
         *_metrics(report),
-        *_bytes(),
-        *_times(report, links),
-        Column("failures", mean("failures", _count),
-               help="failed or refused replies, mean of the runs"),
-        Column(REMARKS, _remarks, numeric=False),
+        *(COLUMNS[head] for head in ("sent up", "ratio up", "sent down", "ratio down", "failed")),
+        Column("remarks", _remarks, numeric=False),
     ]  # fmt: skip
+    if brief:
+        columns = [each for each in columns if not each.head.startswith(("runs", "ratio"))]
     title = "Groups of runs that differ in the seed only"
-    return _used(Table.of(columns, report.groups, "summary", title))
-
-
-def brief_table(report: ReportRuns) -> Table:
-    """Return the main table as a terminal shows it: the groups in colour, in few columns."""
-    columns = [
-        Column("", lambda group: words(one_line(group.label, NAME)), numeric=False),
-        *_metrics(report),
-        *(column for column in _bytes() if column.head.startswith("bytes")),
-        Column("failures", mean("failures", _count)),
-        Column(REMARKS, _remarks, numeric=False),
-    ]
-    return _used(Table.of(columns, report.coloured))
-
-
-def differing(report: ReportRuns) -> dict[str, str]:
-    """Return the values of the settings that differ between the groups, in one row."""
-    found = (
-        f"{key}: {', '.join(dict.fromkeys(group.name([key])[0] for group in report.groups))}"
-        for key in report.keys
-    )
-    text = one_line("; ".join(found), 2 * WIDTH)
-    return {"differ": text} if text else {}
-
-
-def _used(table: Table) -> Table:
-    """Return a table without the columns of numbers and remarks that are empty in all rows."""
-    columns = table.columns
-    named = [not column.numeric and column.head != REMARKS for column in columns]
-    return table.only(lambda at: named[at] or not table.is_empty(at))
+    rows = report.coloured if brief else report.groups
+    return Table.of(columns, rows, "summary", title).used()
 
 
 def _label(group: ReportGroup) -> Cell:
@@ -95,14 +64,12 @@ def _label(group: ReportGroup) -> Cell:
 
 
 def _names(report: ReportRuns) -> list[Column]:
-    def name(at: int, group: ReportGroup) -> Cell:
-        text = group.values[at]
-        return value_or_words(text) if at else words(text, "name", group.rank)
+    def name(key: str, group: ReportGroup) -> Cell:
+        text = one_line(group.name([key])[0])
+        return value_or_words(text) if key != report.keys[0] else words(text, "name", group.rank)
 
-    if not report.keys:
-        return [Column("run", _label, numeric=False)]
-    heads = [one_line(key, 60) for key in report.keys]
-    return [Column(head, partial(name, at), numeric=False) for at, head in enumerate(heads)]
+    keys = [Column(one_line(key, 60), partial(name, key), numeric=False) for key in report.keys]
+    return keys or [Column("run", _label, numeric=False)]
 
 
 def _metric(metric: MainMetric) -> Column:
@@ -113,8 +80,7 @@ def _metric(metric: MainMetric) -> Column:
         missing = f" ({found.count} of {len(group.runs)} runs)" * (found.count < len(group.runs))
         return Cell(found.text(metric.places(found.mean)) + missing, found.mean, "main")
 
-    better = "higher" if metric.higher else "lower"
-    said = f"mean ± 95 % interval; {better} is better"
+    said = f"mean ± 95 % interval; {'higher' if metric.higher else 'lower'} is better"
     return Column(metric.heads["metric_unit"], value, help=said)
 
 
@@ -133,49 +99,8 @@ def _difference(report: ReportRuns, group: ReportGroup) -> Cell:
         return Cell(NOTHING)
     if found.difference is None:
         return Cell(NO_SEED)
-    remark = {NOISE: ", noise", ONE_SEED: ", one seed"}.get(found.verdict, f", {found.verdict}")
-    return Cell(found.number + remark, found.difference.mean, found.verdict.replace(" ", "-"))
-
-
-def _bytes() -> list[Column]:
-    said = "all bytes of a run, mean of the runs"
-    divided = "bytes of Flower without compression, divided by the bytes sent"
-    columns = []
-    for way, word in WAYS.items():
-        size, times = mean(sent(way), human_bytes), ratio(plain(way), sent(way), _ratio)
-        columns.append(Column(f"bytes {word}", size, help=said))
-        columns.append(Column(f"ratio {word}", times, help=divided))
-    return columns
-
-
-def _times(report: ReportRuns, links: Mapping[str, Network]) -> list[Column]:
-    columns = []
-    for rates in dict.fromkeys(filter(None, map(recorded_link, report.groups))):
-
-        def recorded(group: ReportGroup, rates: object = rates) -> float | None:
-            return group.mean("link_seconds") if recorded_link(group) == rates else None
-
-        down, up = ("∞" if rate is None else f"{rate:g}" for rate in rates)
-        said = f"virtual time at {down} Mbit/s down, {up} up, as the run recorded it"
-        show = number(recorded, human_seconds)
-        columns.append(Column(f"time, {down}/{up} Mbit/s", show, help=said))
-    typical = {f"time, {name} (estimate)": links[name] for name in links if name == TYPICAL}
-    return [*columns, *_estimates(typical)]
-
-
-def _estimates(links: Mapping[str, Network]) -> list[Column]:
-    """Return a column of estimated times for each head and link."""
-    return [
-        Column(head, number(partial(estimated, link), human_seconds), help=speeds(link))
-        for head, link in links.items()
-    ]
-
-
-def recorded_link(group: ReportGroup) -> tuple[float | None, float | None] | None:
-    """Return the rates for which the runs recorded a time, down and up; None if they did not."""
-    if known(group.first.get("link_seconds")) is None:
-        return None
-    return known(group.first.get("link_down_mbps")), known(group.first.get("link_up_mbps"))
+    kind = found.verdict.replace(" ", "-")
+    return Cell(f"{found.number}, {found.verdict}", found.difference.mean, kind)
 
 
 def estimated(link: Network, group: ReportGroup) -> float | None:
@@ -183,25 +108,26 @@ def estimated(link: Network, group: ReportGroup) -> float | None:
 
     A diverged run ended too early, so its time says nothing.
     """
-    seeds = {
-        run.seed
-        for run in group.runs
-        if not run.diverged and sum(whole_bytes(run.result, way)[0] for way in WAYS) > 0
-    }
-    found = [
-        seconds_over(link, rows, group.first, group.settings)
-        for seed, rows in group.histories.items()
-        if seed in seeds
-    ]
-    whole = [times[-1] for times in found if times and times[-1] is not None]
-    return sum(whole) / len(whole) if whole else None
+    whole: list[float] = []
+    for run in group.runs:
+        if not run.diverged and sum(whole_bytes(run.result, way)[0] for way in WAYS) > 0:
+            times = seconds_over(link, group.histories[run.seed], group.first, group.settings)
+            whole += [seconds for seconds in times[-1:] if seconds is not None]
+    return fmean(whole) if whole else None
 
 
 def time_table(report: ReportRuns, links: Mapping[str, Network]) -> Table | None:
-    """Return the estimated times of the groups over each link; None if no time can be estimated."""
-    columns = [Column("group", _label, numeric=False), *_estimates(links)]
-    title = "Estimated time of a run over links"
-    table = _used(Table.of(columns, report.groups, "times", title))
+    """Return the times of the groups over each link; None if no time is known."""
+    own = mean(lambda result: known(result.get("link_seconds")), human_seconds)
+    columns = [
+        Column("group", _label, numeric=False),
+        Column("own link", own, help="virtual time on the run's own network, as recorded"),
+    ]
+    for name, link in links.items():
+        show = number(partial(estimated, link), human_seconds)
+        columns.append(Column(name, show, help=speeds(link)))
+    title = "Time of a run over its own link, and estimates for others"
+    table = Table.of(columns, report.groups, "times", title).used()
     return table if len(table.columns) > 1 else None
 
 
@@ -242,30 +168,20 @@ def _counted(key: str, form: Callable[[float], str] = _count) -> Callable[[Any],
     return number(methodcaller("count", key), form)
 
 
-def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric, *, every: bool) -> Table | None:
-    """Return the table of the nodes that are slow, silent or failed; None without such nodes.
+def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric) -> Table | None:
+    """Return the table of at most `MOST_NODES` nodes; None without nodes.
 
-    `every`: the other nodes follow, up to `MOST_NODES` in all. `metric`: of their own samples.
+    The nodes that are slow, silent or failed come first. `metric`: of their own samples.
     """
-    shown = notable(nodes)
-    if every:
-        first = {id(node) for node in shown}
-        shown += [node for node in nodes if id(node) not in first][: MOST_NODES - len(shown)]
+    shown = list({id(node): node for node in [*notable(nodes), *nodes]}.values())[:MOST_NODES]
 
-    def lag(node: NodeRecord) -> Cell:
-        return quantity(node.lag, human_seconds, "bad" if node.slow else "")
-
-    def failures(node: NodeRecord) -> Cell:
-        return quantity(node.failures, _count, "bad" if node.failures else "")
+    def bad(value: float | None, form: Callable[[float], str], mark: object) -> Cell:
+        return quantity(value, form, "bad" if mark else "")
 
     def state(node: NodeRecord) -> Cell:
         if node.unanswered:
             return words("does not answer", "bad")
         return words("slow" if node.slow else "answers")
-
-    def reason(node: NodeRecord) -> Cell:
-        told = node.told.get("reason")
-        return words(one_line(told) if isinstance(told, str) else "")
 
     columns = [
         Column("node", lambda node: Cell(node.label.removeprefix("node "), node.number),
@@ -273,20 +189,21 @@ def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric, *, every: bool)
         Column("group", lambda node: _label(node.group), numeric=False),
         Column("seed", lambda node: quantity(node.seed, "{:.0f}".format)),
         Column("state", state, numeric=False),
-        Column("mean lag", lag, help="seconds from a message to its reply"),
+        Column("mean lag", lambda node: bad(node.lag, human_seconds, node.slow),
+               help="seconds from a message to its reply"),
         Column("× usual", lambda node: quantity(node.times, _ratio),
                help="the lag, divided by that of the run's fastest quarter of nodes"),
         Column("replies", _counted("replies")),
         Column("messages", _counted("messages")),
-        Column("failures", failures),
+        Column("failures", lambda node: bad(node.failures, _count, node.failures)),
         Column("samples", _counted("samples")),
         Column(metric.name, _counted(metric.name, metric.text), help="of the node's own samples"),
         Column("bytes up", _counted("uplink_bytes", human_bytes)),
         Column("bytes down", _counted("downlink_bytes", human_bytes)),
-        Column("last failure", reason, numeric=False),
+        Column("last failure", lambda node: words(node.reason), numeric=False),
     ]  # fmt: skip
-    title = "Nodes that are slow, do not answer, or have failed" + ", then the others" * every
-    return _used(Table.of(columns, shown, "nodes", title)) if shown else None
+    title = "Nodes that are slow, do not answer, or have failed, then the others"
+    return Table.of(columns, shown, "nodes", title).used() if shown else None
 
 
 def runs_table(records: Sequence[RunRecord]) -> Table:
@@ -295,14 +212,12 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
     def size(way: str) -> Callable[[RunRecord], Cell]:
         return lambda record: quantity(sent_bytes(record.row, way), human_bytes)
 
-    def outcome(record: RunRecord) -> Cell:
-        return words(record.outcome, "" if record.fine else "bad")
-
     columns = [
         Column("run", lambda record: words(str(record.folder), "name"), numeric=False),
         Column("group", lambda record: words(record.group), numeric=False),
         Column("seed", lambda record: value_or_words(record.seed)),
-        Column("outcome", outcome, numeric=False),
+        Column("outcome", lambda record: words(record.outcome, "" if record.fine else "bad"),
+               numeric=False),
         Column("metric", lambda record: record.value or Cell(NOTHING)),
         Column("round", _counted("round")),
         Column("bytes up", size("uplink")),
@@ -310,5 +225,5 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
         Column("failures", _counted("failures")),
         Column("real time", _counted("seconds", human_seconds)),
         Column("to repeat or resume it", lambda record: words(record.command, "command"), False),
-    ]
+    ]  # fmt: skip
     return Table.of(columns, records, "runs", "All runs")

@@ -64,7 +64,6 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str
                 *(_bytes_a_round(report, way, rounds) for way in WAYS),
                 *(draw_parts(report, way) for way in WAYS),
                 draw_curves(report, "density", rounds, DENSITY, "Density of the updates"),
-                draw_curves(report, "staleness", rounds, STALENESS, "Staleness of the updates"),
             ],
             "nodes": node_strips(report, nodes),
         }  # fmt: skip
@@ -75,7 +74,6 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str
 
 
 DENSITY = Axis("entries sent (%)", density)
-STALENESS = Axis("mean staleness (server steps)", column("staleness"))
 
 
 def counter(key: str) -> Measure:
@@ -129,9 +127,7 @@ def _over_link(report: ReportRuns, name: str, network: Network, metric: Axis) ->
 def _bytes_a_round(report: ReportRuns, way: str, rounds: Axis) -> Canvas | None:
     axis = Axis(f"bytes {WAYS[way]} a round", a_round(all_bytes(way)), human_bytes, log=True)
     title = f"Bytes {WAYS[way]} a round, all nodes together"
-    asynchronous = any(group.asynchronous for group in report.coloured)
-    note = "Of an asynchronous run: the bytes of a reply." * asynchronous
-    return draw_curves(report, f"bytes_a_round_{WAYS[way]}", rounds, axis, title, note)
+    return draw_curves(report, f"bytes_a_round_{WAYS[way]}", rounds, axis, title)
 
 
 def draw_front(report: ReportRuns, way: str) -> Canvas | None:
@@ -222,14 +218,10 @@ def draw_parts(report: ReportRuns, way: str) -> Canvas | None:
 def node_strips(report: ReportRuns, nodes: Sequence[NodeRecord]) -> list[Canvas | None]:
     """Draw the values that nodes have recorded; None in place of a picture without data."""
     metric = report.metric
-
-    def main(node: NodeRecord) -> float | None:
-        found = node.count(metric.name)
-        return None if found is None else found * metric.scale
-
     return [
         _node_strip(nodes, "node_metric", f"{metric.name.capitalize()} of each node",
-                    metric.axis.removeprefix("test "), main),
+                    metric.axis.removeprefix("test "), lambda node: node.count(metric.name),
+                    scale=metric.scale),
         _node_strip(nodes, "node_loss", "Training loss of each node", "training loss",
                     lambda node: node.count("train_loss")),
         _node_strip(nodes, "node_bytes_up", "Bytes up of each node", "bytes up",
@@ -246,12 +238,13 @@ def _node_strip(
     label: str,
     value: Callable[[NodeRecord], float | None],
     ticks: Ticks = PLAIN,
+    scale: float = 1,
 ) -> Canvas | None:
-    """Draw a value of each node as a point: one line of points for each group."""
+    """Draw a value of each node, times `scale`, as a point: one line of points for each group."""
     groups: dict[int, list[float]] = {}
     for node in nodes:
         if (known := value(node)) is not None:
-            groups.setdefault(node.group.rank or 0, []).append(known)
+            groups.setdefault(node.group.rank or 0, []).append(known * scale)
     if not any(len(points) > 1 for points in groups.values()):
         return None
     marks = {node.group.rank or 0: mark_of(node.group) for node in nodes}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -46,8 +45,7 @@ from edgewire.report.table import Cell, quantity, sent
 MOST_ROWS = 120  # rows of a history that a picture uses
 COLOURED = 12  # groups that pictures draw in colour
 # settings of a run that its result holds, and that a comparison needs in common
-CONDITIONS = ("nodes", "rounds", "network", "partition")
-OF_METHOD = re.compile(r"(algorithm|compression|downlink|strategy)([./@].*)?|rounds")
+CONDITIONS = ("dataset", "model", "objective", "nodes", "network", "partition")
 LESS = 1.2  # a group is compressed if its ratio is this many times the lowest ratio
 CHECKPOINT = "checkpoint"
 NOT_FINISHED = "not finished"  # a key of unfinished runs: no finished run is in their group
@@ -63,15 +61,13 @@ WAYS = {"uplink": "up", "downlink": "down"}
 class ReportGroup(Group):
     """The runs that differ in the seed only.
 
-    `label`: its values of the keys that differ between groups. `histories`: for each seed the rows
-    that pictures use. `settings`: the resolved configuration, flat: key -> text. `rank`: the place
-    among the groups that pictures draw in colour, from 0; None for the other groups.
+    `label`: its overrides that differ between groups. `histories`: for each seed the rows that
+    pictures use. `rank`: the place among the groups that pictures draw in colour, from 0; None for
+    the other groups.
     """
 
     label: str
-    values: Sequence[str]
     histories: Mapping[int, list[Row]]
-    settings: Mapping[str, str]
     rank: int | None = None
 
     @property
@@ -92,7 +88,7 @@ class ReportGroup(Group):
     @cached_property
     def task(self) -> tuple[Any, ...]:
         """What two groups must have in common so that their metrics can be compared."""
-        return (*(self.first.get(key) for key in ("dataset", "model", "objective")), self.metric)
+        return (*map(self.setting, CONDITIONS), self.metric)
 
     @property
     def finished(self) -> bool:
@@ -105,6 +101,14 @@ class ReportGroup(Group):
         return self.finished and not any(
             run.diverged or ended_early(run.result) for run in self.runs
         )
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """The resolved configuration of the first run, flat: key -> text; else the overrides."""
+        for run in self.runs:
+            if run.folder is not None and (found := read_settings(run.folder)):
+                return with_effect(found)
+        return {key: one_line(value) for key, value in self.overrides.items()}
 
     def setting(self, key: str) -> str | None:
         """Return a setting of the runs as text, from their result or their overrides."""
@@ -150,19 +154,15 @@ class ReportRuns:
     @property
     def coloured(self) -> list[ReportGroup]:
         """The groups that pictures draw in colour, by their number."""
-        ranked = [(group.rank, group) for group in self.groups if group.rank is not None]
-        return [group for _, group in sorted(ranked, key=lambda pair: pair[0])]
+        found = (group for group in self.groups if group.rank is not None)
+        return sorted(found, key=lambda group: group.rank or 0)
 
 
-OnHistory = Callable[[Run, str, list[Row]], None]
-
-
-def load(folders: Iterable[Path], on_history: OnHistory | None = None) -> ReportRuns:
+def load(folders: Iterable[Path]) -> ReportRuns:
     """Read the runs below some folders.
 
-    `on_history`: is called with each run that counts, its group's label and its whole history, of
-    which only `MOST_ROWS` rows are kept. Raises `ResultsError` for a missing folder, and if there
-    is no run at all.
+    Of a history only `MOST_ROWS` rows are kept. Raises `ResultsError` for a missing folder, and if
+    there is no run at all.
     """
     tops = list(folders)
     runs, unfinished = find_runs(tops)
@@ -179,17 +179,10 @@ def load(folders: Iterable[Path], on_history: OnHistory | None = None) -> Report
     for group, label in zip(found, labels, strict=True):
         histories = {}
         for run in group.runs:
-            try:
-                rows = run.history()
-            except (ResultsError, OSError):
-                rows = []
+            if (rows := rows_of(run)) is None:
                 damaged.add(run.folder)
-            if on_history is not None:
-                on_history(run, label, rows)
-            histories[run.seed] = thinned(rows, run.metric.name)
-        values = [one_line(value) for value in group.name(keys)]
-        shown = label, values, histories, settings_of(group)
-        groups.append(ReportGroup(group.overrides, group.runs, *shown))
+            histories[run.seed] = thinned(rows or [], run.metric.name)
+        groups.append(ReportGroup(group.overrides, group.runs, label, histories))
     groups = ranked(groups, metric)
     label_of = {id(run): group.label for group in groups for run in group.runs}
     records = [
@@ -197,6 +190,14 @@ def load(folders: Iterable[Path], on_history: OnHistory | None = None) -> Report
         *map(unfinished_record, unfinished),
     ]
     return ReportRuns(groups, keys, metric, records)
+
+
+def rows_of(run: Run) -> list[Row] | None:
+    """Return a run's history; None if it cannot be read."""
+    try:
+        return run.history()
+    except (ResultsError, OSError):
+        return None
 
 
 def labels_of(groups: Sequence[Group]) -> list[str]:
@@ -230,21 +231,12 @@ def thinned(rows: list[Row], main: str, most: int = MOST_ROWS) -> list[Row]:
     return [rows[at] for at in sorted(chosen)]
 
 
-def settings_of(group: Group) -> dict[str, str]:
-    """Return the resolved configuration of a group's first run; its overrides without one."""
-    for run in group.runs:
-        if run.folder is not None and (found := read_settings(run.folder)):
-            return with_effect(found)
-    return {key: one_line(value) for key, value in group.overrides.items()}
-
-
 def reference_of(group: ReportGroup, groups: Sequence[ReportGroup]) -> ReportGroup | None:
     """Return the group to compare a compressed group with; None if there is none.
 
     It is one of the least compressed groups of the same task whose runs have all finished, and none
-    has diverged. Of several it differs in the fewest settings that do not belong to a method, such
-    as nodes and rounds, and then in the fewest overrides. A group counts as compressed if its ratio
-    is well above the lowest.
+    has diverged: the one that differs in the fewest overrides. A group counts as compressed if its
+    ratio is well above the lowest.
     """
     if (own := group.whole_ratio) is None or not group.finished:
         return None
@@ -255,26 +247,7 @@ def reference_of(group: ReportGroup, groups: Sequence[ReportGroup]) -> ReportGro
         return None
     least = [g for ratio, g in ratios if ratio < (LESS + 1) / 2 * lowest]
     overrides = group.overrides.items()
-    return min(
-        least,
-        key=lambda other: (len(unlike(group, other)), len(overrides ^ other.overrides.items())),
-        default=None,
-    )
-
-
-def unlike(one: ReportGroup, other: ReportGroup) -> list[str]:
-    """Return the keys of settings in which two groups differ beside their methods."""
-    pairs = ((key, one.setting(key), other.setting(key)) for key in CONDITIONS)
-    found = [key for key, ours, theirs in pairs if ours != theirs]
-    if one.asynchronous != other.asynchronous:  # the one counts rounds, the other replies
-        found = [key for key in found if key != "rounds"]
-    ours, theirs = one.overrides, other.overrides
-    found += [
-        key
-        for key in sorted({*ours, *theirs})
-        if ours.get(key) != theirs.get(key) and not OF_METHOD.fullmatch(key)
-    ]
-    return list(dict.fromkeys(found))
+    return min(least, key=lambda other: len(overrides ^ other.overrides.items()), default=None)
 
 
 # The outcome of a run

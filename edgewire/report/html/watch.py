@@ -12,28 +12,22 @@ import re
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
-from os.path import getmtime
 from pathlib import Path
 from socketserver import ThreadingTCPServer
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from edgewire.report.format import human_seconds, one_line
+from edgewire.report.format import one_line
 from edgewire.report.html.html_report import PAGE, default_title, write_report
-from edgewire.report.metric import ACCURACY
-from edgewire.report.node_table import NODES
-from edgewire.report.progress import DONE, RUNNING, SweepJob
-from edgewire.report.reader import ResultsError, folders, left_out, noting, readable
-from edgewire.report.runs import HISTORY, HYDRA, OVERRIDES
+from edgewire.report.progress import DONE, Jobs
+from edgewire.report.reader import ResultsError, left_out, noting
+from edgewire.report.runs import OVERRIDES
 
 EVERY = 10.0  # seconds between two pages, at least
 COST = 4.0  # there are also so many times the seconds that a page takes: a fifth of one core
-SILENT = 60.0  # seconds without news that a line tells
-SHOWN = 20  # running jobs that have a line each
 LONGEST = 500  # characters of a line
 
 ADDRESS = "127.0.0.1"
@@ -73,7 +67,7 @@ class WatchedReport:
 
     def __init__(self, tops: Sequence[Path], title: str = "") -> None:
         self._tops, self._title = tops, title
-        self._runs: dict[Path, SweepJob] = {}
+        self._jobs = Jobs(tops)
         self.lock = threading.Lock()
         self._shown = Shown(b"")
         self._next = 0.0  # a time of the monotonic clock
@@ -84,7 +78,7 @@ class WatchedReport:
             if time.monotonic() >= self._next:
                 began = time.thread_time()
                 with noting() as notes:
-                    lines = [*self.states()]
+                    lines = [*self._jobs.lines()]
                     page, missing = self._report()
                 if missing and lines:
                     missing = f"no report: without {OVERRIDES} the settings are unknown"
@@ -107,42 +101,12 @@ class WatchedReport:
                 title = html.escape(one_line(self._title or default_title(self._tops)))
                 return EMPTY.format(title=title), f"waiting: {error}"
 
-    def states(self) -> Iterator[str]:
-        """Yield a line for each run that goes on, and one with the number of runs of each state."""
-        found = sorted(
-            folder for top in self._tops for folder, names in folders(top)
-            if HYDRA.name in names or HISTORY in names
-        )  # fmt: skip
-        self._runs = {each: self._runs.get(each) or SweepJob(each) for each in found}
-        for run in self._runs.values():
-            run.update()
-        if len(found) > 1:
-            states = Counter(run.state for run in self._runs.values())
-            yield ", ".join(f"{count} {state}" for state, count in states.items())
-        running = [run for run in self._runs.values() if run.state == RUNNING or len(found) == 1]
-        yield from (_line(run, len(found) > 1) for run in running[:SHOWN])
-
     def _again(self) -> float | None:
-        ended = self._runs and all(run.state in DONE for run in self._runs.values())
-        if ended and not set(self._runs) - set(self._tops):  # to a sweep jobs may be added
+        runs = self._jobs.runs
+        ended = runs and all(run.state in DONE for run in runs.values())
+        if ended and not set(runs) - set(self._tops):  # to a sweep jobs may be added
             return None
         return max(self._next - time.monotonic(), 0.0)
-
-
-def _line(run: SweepJob, named: bool) -> str:
-    """Return how far a run is, in one line. `named`: whether it begins with the folder's name."""
-    parts = [f"{run.folder.name} {run.state}" if named else run.state]
-    if run.row:
-        name = f"{ACCURACY.name} " if ACCURACY.name in run.values else ""
-        parts += [f"round {run.row['round']} of {run.row['rounds']}", f"{name}{run.measured}"]
-        parts += [f"{each} {way}" for each, way in zip(run.sent(), ("up", "down"), strict=True)]
-    if run.left is not None:
-        parts.append(f"about {human_seconds(round(run.left))} left")
-    found = [readable(getmtime, run.folder / name) for name in (HISTORY, NODES)]
-    silence = time.time() - max((each for each in found if each is not None), default=math.inf)
-    if run.state == RUNNING and silence > SILENT:  # it may be dead, or in a long round
-        parts.append(f"nothing was written for {human_seconds(silence)}")
-    return ", ".join(parts)
 
 
 # The server
@@ -162,7 +126,7 @@ class PageServer(ThreadingTCPServer):
         self.report = report
         try:
             super().__init__((ADDRESS, port), PageHandler)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise ResultsError(f"--port {port}: {error}; --port 0 takes a free port") from error
 
     def handle_error(self, request: Any, client_address: Any) -> None:

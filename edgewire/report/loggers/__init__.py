@@ -40,7 +40,9 @@ class LoggedRun:
 
     def parameters(self) -> dict[str, Any]:
         """Return the configuration with dotted keys and plain values; without null."""
-        return {key: plain(value) for key, value in dotted(self.config) if value not in (None, {})}
+        found = {key: value for key, value in dotted(self.config) if value not in (None, {})}
+        kept = bool | int | float | str
+        return {key: each if isinstance(each, kept) else str(each) for key, each in found.items()}
 
     def time_of(self, row: Row) -> float:
         """Return the Unix time of a row, without the pauses of a run that was resumed."""
@@ -94,11 +96,6 @@ def final(result: Row) -> dict[str, float]:
     """Return the numbers of a result as `result/KEY`, without its lists."""
     pairs = ((key, value) for key, value in result.items() if key not in STEPS)
     return {f"result/{key}": value for key, value in _numbers(pairs)}
-
-
-def plain(value: Any) -> Any:
-    """Return a number, a text or a truth value as it is, and any other value as text."""
-    return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def _numbers(pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, float]]:

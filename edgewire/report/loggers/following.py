@@ -7,7 +7,6 @@ loggers (`edgewire.conf.load.run_config`).
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from edgewire.report.format import one_line
 from edgewire.report.loggers import Ended, LoggedRun, Logger, LoggerError
 from edgewire.report.reader import GrowingFile, file_name, read_json, readable, row_in
 from edgewire.report.runs import HISTORY, Row, read_result
+from edgewire.strategy.run.whole_files import replace_file
 
 STATE = ".loggers"  # the folder in a run's folder that says how far each logger has come
 OFTEN = 1.0  # seconds between two looks at the history
@@ -223,9 +223,7 @@ class _Begun:
 
     def _save(self) -> None:
         self._file.parent.mkdir(exist_ok=True)
-        partial = self._file.with_name(f"{self._file.name}.part")
-        partial.write_text(json.dumps(self._state) + "\n")
-        os.replace(partial, self._file)
+        replace_file(self._file, json.dumps(self._state), "\n")
 
 
 def _line(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 from torch import Tensor, nn
 
@@ -26,8 +26,8 @@ class Metric(NamedTuple):
 LOSS = Metric("loss")
 # The sum that says how many targets count, if an objective leaves some out.
 COUNTED = "num-counted"
-# The end of the name of a sum that is a list of keys, which are joined and sorted, and not added.
-# A key is from 0 to 2^62; its bits from the 33rd on are a group, of which a sample has one key.
+# The end of the name of a sum that is a list of keys, which are joined, and not added. A key is an
+# integer from 0 on; its bits from the 33rd on are a group, of which a sample has one key.
 KEYS = "/keys"
 # Names in a run's records (docs/run-files.md) that no metric can have.
 TAKEN = frozenset(
@@ -38,9 +38,9 @@ TAKEN = frozenset(
         *("link_down_mbps", "link_up_mbps", "link_seconds", "link_seconds_float32"),
         *("uplink_ratio", "downlink_ratio", "parameters", "nodes", "seed", "algorithm"),
         *("strategy", "dataset", "model", "objective", "metrics", "segments", "versions"),
-        *("num-examples", "num-steps", COUNTED, "confusion", "class_names", "constant"),
-        *("node", "partition", "online", "waiting", "messages", "replies", "reason", "sent"),
-        *("heard", "lag", "mean_lag", "samples", "labels"),
+        *("num-examples", "num-steps", COUNTED, "confusion", "class_names", "constant", "data"),
+        *("node", "number", "name", "partition", "online", "waiting", "messages", "replies"),
+        *("reason", "sent", "heard", "lag", "mean_lag", "samples", "labels"),
     )
 )
 LONGEST = 100  # characters of a metric's name; reports show no longer ones
@@ -74,9 +74,8 @@ class Objective(ABC):
         known = {each.name: each for each in (*self.metrics, *self.others)}
         for name in metrics:
             if name not in known or metrics.count(name) > 1:
-                said = "is named twice" if name in known else "is none of its metrics"
                 raise TaskError(
-                    f"metrics=[{','.join(map(str, metrics))}]: {name} {said}; "
+                    f"metrics: {name} is none of the metrics, or named twice; "
                     f"{type(self).__name__} has {', '.join(known)}"
                 )
         self.metrics = tuple(known[name] for name in metrics)
@@ -84,21 +83,17 @@ class Objective(ABC):
     def check(self) -> None:
         """Raise `TaskError` for metrics that a run cannot record."""
         name = type(self).__name__
-        if not isinstance(self.metrics, tuple | list) or isinstance(self.metrics, Metric):
+        if not isinstance(self.metrics, tuple | list) or not all(
+            isinstance(each, Metric) and isinstance(each.name, str) for each in self.metrics
+        ):
             raise TaskError(f"{name}.metrics must be a tuple of Metric, such as (Metric('mae'),)")
-        for number, metric in enumerate(self.metrics):
-            if not isinstance(metric, Metric) or not isinstance(metric.name, str):
-                raise TaskError(f"{name}.metrics holds {metric!r}, and a Metric is taken")
-            if len(metric.name) > LONGEST or not metric.name.isprintable():
+        for metric in self.names[1:]:
+            taken = metric in {*TAKEN, LOSS.name} or self.names.count(metric) > 1
+            taken = taken or any(part in metric for part in TAKEN_PARTS)
+            if taken or not 0 < len(metric) <= LONGEST or not metric.isprintable():
                 raise TaskError(
-                    f"{name} names a metric {metric.name[:LONGEST]!r}: give it a name of at most "
-                    f"{LONGEST} printable characters"
-                )
-            taken = metric.name in TAKEN or any(part in metric.name for part in TAKEN_PARTS)
-            if taken or not metric.name or metric.name in self.names[: number + 1]:
-                raise TaskError(
-                    f"{name} names a metric {metric.name!r}, which a run's records use already: "
-                    f"give it another name"
+                    f"{name} names a metric {metric[:LONGEST]!r}: give it another name, of at most "
+                    f"{LONGEST} printable characters, which a run's records do not use already"
                 )
 
     def __init_subclass__(cls) -> None:
@@ -116,8 +111,8 @@ class Objective(ABC):
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:
         """The least and the largest value of the loss and of each metric."""
-        ranges = {True: (0.0, 1.0), False: (-math.inf, math.inf)}
-        found = {metric.name: ranges[bool(metric.share)] for metric in self.metrics}
+        shares = {True: (0.0, 1.0), False: (-math.inf, math.inf)}
+        found = {metric.name: shares[bool(metric.share)] for metric in self.metrics}
         return {LOSS.name: (self.least, math.inf), **found}
 
     @property
@@ -134,7 +129,7 @@ class Objective(ABC):
         """Return sums over a batch by name: numbers, or vectors of a fixed length.
 
         One of them is `loss`. Gradients are off. A vector with a name that ends with `KEYS` has any
-        length; `measured` gets the differences of the sorted keys of all samples, the first from 0.
+        length; `measured` gets the keys of all samples, in any order.
         """
 
     def measured(self, sums: Mapping[str, Any], samples: float) -> Mapping[str, float | None]:
@@ -166,9 +161,7 @@ class Objective(ABC):
 
     def constant(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """Return the metrics, without the loss, of a model with these outputs for the targets."""
-        sums = self.sums(_Always(outputs), (), targets)
-        for name in [name for name in sums if name.endswith(KEYS)]:
-            sums[name] = steps_of(sums[name])
+        sums = self.sums(cast(nn.Module, lambda inputs: outputs), (), targets)
         found = self.defined({name: each.tolist() for name, each in sums.items()}, len(targets))
         return {name: found[name] for name in self.names[1:] if name in found}
 
@@ -186,19 +179,3 @@ class Objective(ABC):
         except (ArithmeticError, ValueError):
             return {}
         return {n: v for n, v in found.items() if n in self.names and v is not None}
-
-
-class _Always(nn.Module):
-    """A model that has the same outputs for any inputs."""
-
-    def __init__(self, outputs: Tensor) -> None:
-        super().__init__()
-        self._outputs = outputs
-
-    def forward(self, inputs: Tensors) -> Tensor:
-        return self._outputs
-
-
-def steps_of(keys: Tensor) -> Tensor:
-    """Return the differences of the sorted keys, the first from 0; int64 (n,)."""
-    return keys.sort().values.diff(prepend=keys.new_zeros(1))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from edgewire.task.datasets import Data, Split
 from edgewire.task.errors import TaskError, described
 from edgewire.task.objectives import Objective
-from edgewire.task.steps import MOST_READ, Batch, evaluating
+from edgewire.task.steps import Batch, counted, evaluating
 from edgewire.task.tensors import Tensors, leaves, mapped
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
@@ -19,29 +19,25 @@ class EndLoss:
     """Computes an objective's loss from the model's output and from what is sent to its node.
 
     `tensors`: for each tensor that is sent: the shape of one sample, the name of its integer dtype,
-    and the number of classes (0 if it holds no classes). They are the targets and, for an objective
-    that needs them, the inputs as the data set holds them. Floats are sent as their bits, so NaN is
+    and the number of classes (0 if it holds no classes). They are the targets and, with
+    `needs_inputs`, the inputs as the data set holds them. Floats are sent as their bits, so NaN is
     allowed. `classes`: the number of classes if each sample has one class, which is all that is
     sent; else 0. Raises `TaskError` for a dtype that cannot be sent.
     """
 
     def __init__(self, objective: Objective, data: Data) -> None:
         self._objective, self._data = objective, data
+        self.needs_inputs = objective.needs_inputs
         train = data.train
-        parts = (train.targets, train.inputs) if objective.needs_inputs else (train.targets,)
-        self._parts = parts
+        self._parts = (train.targets, train.inputs) if self.needs_inputs else (train.targets,)
+        self._leaves = [leaf for part in self._parts for leaf in leaves(part)]
         self.tensors: list[tuple[tuple[int, ...], str, int]] = []
-        for number, tensor in enumerate(leaf for part in parts for leaf in leaves(part)):
+        for number, tensor in enumerate(self._leaves):
             if tensor.element_size() not in INTEGERS:
                 raise TaskError(f"a cut model cannot send {tensor.dtype}: give a smaller type")
             kind = str(INTEGERS[tensor.element_size()]).removeprefix("torch.")
             self.tensors.append((tuple(tensor.shape[1:]), kind, 0 if number else data.classes))
         self.classes = data.classes if len(self.tensors) == 1 else 0
-
-    @property
-    def needs_inputs(self) -> bool:
-        """Whether the inputs are sent too."""
-        return self._objective.needs_inputs
 
     def sent(self, targets: Tensors, inputs: Tensors = ()) -> list[Tensor]:
         """Return the integers to send for samples of the training split.
@@ -49,28 +45,18 @@ class EndLoss:
         `inputs`: those of the data set, not transformed, if `needs_inputs`.
         """
         parts = (targets, inputs)[: len(self._parts)]
-        return [
-            leaf.cpu().contiguous().view(INTEGERS[leaf.element_size()])
-            for part in parts
-            for leaf in leaves(part)
-        ]
+        every = (leaf.cpu().contiguous() for part in parts for leaf in leaves(part))
+        return [leaf.view(INTEGERS[leaf.element_size()]) for leaf in every]
 
     def ranges(self) -> list[tuple[int, int] | None]:
         """Return the least and the largest integer of each sent tensor in the training split.
 
-        None for floats, and for a tensor of more than `MOST_READ` entries.
+        None for floats, and for a tensor that is too large to be searched (`counted`).
         """
-        every = [leaf for part in self._parts for leaf in leaves(part)]
-        train = self._data.train
-        found: list[tuple[int, int] | None] = []
-        for leaf, integers in zip(every, self.sent(train.targets, train.inputs), strict=True):
-            counted = not (leaf.is_floating_point() or leaf.is_complex())
-            if counted and 0 < leaf.numel() <= MOST_READ:
-                low, high = torch.aminmax(integers)
-                found.append((int(low), int(high)))
-            else:
-                found.append(None)
-        return found
+        return [
+            (int(integers.min()), int(integers.max())) if counted(leaf) else None
+            for leaf, integers in zip(self._leaves, self.sent(*self._parts), strict=True)
+        ]
 
     def received(self, sent: Sequence[Tensor]) -> Batch:
         """Return the inputs and the targets that the loss takes; `sent`: the result of `sent`.
@@ -86,12 +72,10 @@ class EndLoss:
     def __call__(self, output: Tensors, inputs: Tensors, targets: Tensors) -> Tensor:
         """Return the mean loss of a mini-batch, a scalar, from the model's output.
 
-        Raises `TaskError` if the loss needs more than the output, the targets and, if
-        `needs_inputs` says so, the inputs.
+        `inputs` are used only if `needs_inputs` says so. Raises any error if the loss needs more.
         """
-        name = type(self._objective).__name__
-        given: Any = inputs if self._objective.needs_inputs else _Inputs(name)
-        model: Any = _Model(name, output, given)
+        given: Any = inputs if self.needs_inputs else object()
+        model: Any = _Model(output, given)
         return self._objective.loss(model, given, targets)
 
     def check(self, model: nn.Module, few: Split) -> None:
@@ -108,23 +92,11 @@ class EndLoss:
                 raise
             except Exception as error:  # a user's objective may raise anything
                 name = type(self._objective).__name__
-                raise TaskError(f"{_Inputs(name).line} ({described(error)})") from error
-
-
-class _Inputs:
-    """Stands for the inputs, which are not at the last node."""
-
-    def __init__(self, objective: str) -> None:
-        self.line = (
-            f"the loss of {objective} reads the inputs, which a cut model's last node lacks: set "
-            "needs_inputs = True in its class, and they are sent there"
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        raise TaskError(self.line)
-
-    def __getitem__(self, key: object) -> Any:
-        raise TaskError(self.line)
+                raise TaskError(
+                    "a cut model's last node has the output and the targets alone, and the loss of "
+                    f"{name} needs more ({described(error)}): if it reads the inputs, set "
+                    "needs_inputs = True in its class, and they are sent there"
+                ) from error
 
 
 class _Model:
@@ -132,21 +104,10 @@ class _Model:
 
     training = True
 
-    def __init__(self, objective: str, output: Tensors, inputs: Any) -> None:
-        self._objective, self._output, self._inputs = objective, output, inputs
-        self._calls = 0
+    def __init__(self, output: Tensors, inputs: Any) -> None:
+        self._answers = [(inputs, output)]
 
     def __call__(self, inputs: Any) -> Tensors:
-        self._calls += 1
-        if inputs is not self._inputs or self._calls > 1:
-            what = "more than once" if self._calls > 1 else "with other inputs than its own"
-            raise TaskError(
-                f"the loss of {self._objective} calls the model {what}, so the model cannot be cut"
-            )
-        return self._output
-
-    def __getattr__(self, name: str) -> Any:
-        raise TaskError(
-            f"the loss of {self._objective} uses the model's {name}, and not only its output, so "
-            "the model cannot be cut"
-        )
+        if not self._answers or inputs is not self._answers[0][0]:
+            raise ValueError("it calls the model more than once, or with other inputs than its own")
+        return self._answers.pop()[1]

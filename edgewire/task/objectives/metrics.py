@@ -5,7 +5,7 @@ the class with fewer samples, of two equal ones of the second. Other numbers of 
 mean over the classes, each against all others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ CONFUSION = "confusion"  # a sum, int64 (K * K,): the samples by their true and 
 PER_CLASS = "per_class"  # a sum, int64 (3 * K,): right, true and predicted samples of each class
 SCORES = f"scores{KEYS}"  # a sum of keys (`keys_of`)
 MOST_CLASSES = 100  # with more classes a confusion matrix is too large to be sent
+ROUNDING = 1e-9  # relative error of sums that were means
+LEAST = 1e-300  # takes the place of a count of 0, of which all parts are 0, too
 MAJORITY = 0.6  # the share of a class above which accuracy says little
 OF_CLASSES = tuple(
     Metric(name, True, name != "mcc")
@@ -28,48 +30,33 @@ OF_CLASSES = tuple(
 OF_SCORES = (Metric("auroc", True, True), Metric("average_precision", True, True))
 
 
-def main_metrics(counts: Sequence[int]) -> list[str]:
-    """Return the metrics of a new run on a table, the main one first.
+def default_metrics(classes: int, *, scores: bool, majority: float = 0.0) -> list[str]:
+    """Return the names of the metrics of a new run, the main one first.
 
-    `counts`: the training samples of each class. The balanced accuracy is the main metric if a
-    class has more than 60 % of them.
+    `scores`: whether a metric may need the score of each sample, which no node sends unasked.
+    `majority`: the most frequent class's share of a table's samples; above 60 % the balanced
+    accuracy is the main metric.
     """
-    first = ["balanced_accuracy"] if max(counts, default=0) > MAJORITY * sum(counts) else []
-    return [*first, "accuracy", *(("f1", "auroc") if len(counts) == 2 else ())]
+    first = ["balanced_accuracy", "accuracy"] if majority > MAJORITY else ["accuracy"]
+    more = {"f1": classes == 2, "auroc": classes == 2 and scores, "top5": classes > 10}
+    return [*first, *(name for name, used in more.items() if used)]
 
 
-def counted(found: Tensor, truth: Tensor, classes: int) -> dict[str, Tensor]:
-    """Return the sum `CONFUSION` of a batch, or `PER_CLASS` for more than `MOST_CLASSES` classes.
-
-    `found`, `truth`: the predicted and the true classes, int64 (B,).
-    """
-    if classes <= MOST_CLASSES:
-        return {CONFUSION: torch.bincount(truth * classes + found, minlength=classes * classes)}
-    each = (truth[found == truth], truth, found)
-    return {PER_CLASS: torch.cat([torch.bincount(ids, minlength=classes) for ids in each])}
-
-
-def matrix(sums: Mapping[str, Any]) -> Counts:
-    """Return the confusion matrix, (K, K): rows are the true classes."""
-    flat = np.array(sums[CONFUSION], np.float64)
-    return flat.reshape(round(len(flat) ** 0.5), -1)
-
-
-def per_class(sums: Mapping[str, Any]) -> Counts:
+def per_class(sums: Mapping[str, Any], samples: float) -> Counts:
     """Return the right, true and predicted samples of each class, (3, K).
 
-    They are NaN for counts that no samples have.
+    Raises `ValueError` for counts that no `samples` have.
     """
-    try:
-        if CONFUSION in sums:
-            table = matrix(sums)
-            found = np.stack([table.diagonal(), table.sum(1), table.sum(0)])
-        else:
-            found = np.array(sums[PER_CLASS], np.float64).reshape(3, -1)
-            table = found[1:] - found[0]
-    except ValueError:  # a length that no samples give
-        return np.full((3, 1), np.nan)
-    return np.full_like(found, np.nan) if (table < 0).any() else found
+    flat = np.array(sums.get(CONFUSION, sums.get(PER_CLASS)), np.float64)
+    if CONFUSION in sums:
+        table = flat.reshape(round(len(flat) ** 0.5), -1)
+        found = np.stack([table.diagonal(), table.sum(1), table.sum(0)])
+    else:
+        found = flat.reshape(3, -1)
+    right = flat.min() >= 0 and (found[0] <= found[1:]).all()
+    if not right or not np.allclose(found[1:].sum(1), samples, rtol=ROUNDING):
+        raise ValueError("no samples have these counts")
+    return found
 
 
 def of_classes(found: Counts) -> dict[str, float | None]:
@@ -79,8 +66,11 @@ def of_classes(found: Counts) -> dict[str, float | None]:
     """
     hit, truth, said = found
     there, samples = truth > 0, truth.sum()
-    recall, precision, f1 = _share(hit, truth), _share(hit, said), _share(2 * hit, truth + said)
-    chosen = np.arange(2) == rarer(truth) if len(truth) == 2 else truth + said > 0
+    parts = ((hit, truth), (hit, said), (2 * hit, truth + said))
+    recall, precision, f1 = (part / np.maximum(whole, LEAST) for part, whole in parts)
+    chosen = truth + said > 0
+    if len(truth) == 2:
+        chosen = np.arange(2) == int(truth[1] <= truth[0])
     several = {
         name: float(values[chosen].mean()) if len(truth) != 2 or there.all() else None
         for name, values in (("f1", f1), ("precision", precision), ("recall", recall))
@@ -88,15 +78,6 @@ def of_classes(found: Counts) -> dict[str, float | None]:
     apart = (samples**2 - said @ said) * (samples**2 - truth @ truth)
     mcc = (hit.sum() * samples - truth @ said) / apart**0.5 if apart > 0 else 0.0
     return {"balanced_accuracy": float(recall[there].mean()), **several, "mcc": float(mcc)}
-
-
-def rarer(truth: Counts) -> int:
-    """Return the class with fewer samples; of two equal ones the second."""
-    return int(truth[1] <= truth[0])
-
-
-def _share(part: Counts, whole: Counts) -> Counts:
-    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
 
 
 def keys_of(scores: Tensor, truth: Tensor, group: int | Tensor = 0) -> Tensor:
@@ -129,13 +110,13 @@ def of_scores(sums: Mapping[str, Any]) -> dict[str, float | None]:
     They are means over the classes with samples, and for AUROC also with samples of other classes;
     None if there is no such class.
     """
-    keys = np.cumsum(np.array(sums[SCORES], np.int64))
+    keys = np.sort(np.array(sums[SCORES], np.int64))
     starts = np.flatnonzero(np.diff(keys >> 33, prepend=-1))
     areas, precisions = [], []
     for part in np.split(keys, starts[1:]):
         places = np.cumsum(np.diff(part >> 1, prepend=-1) > 0) - 1
         yes, no = (np.bincount(places, part % 2 == kind) for kind in (1, 0))
-        if len(starts) == 1 and not rarer(np.array([no.sum(), yes.sum()])):
+        if len(starts) == 1 and yes.sum() > no.sum():
             yes, no = no[::-1], yes[::-1]  # the first class is the rarer one
         if yes.sum() and no.sum():
             areas.append(yes @ (np.cumsum(no) - no / 2) / (yes.sum() * no.sum()))

@@ -39,11 +39,11 @@ class NextToken(Objective):
 
     def measured(self, sums: Mapping[str, Any], samples: float) -> Mapping[str, float | None]:
         """Return means over all tokens, and the perplexity."""
-        means = super().measured(sums, samples)
-        if not sums[COUNTED]:
-            return means
-        loss = sums["loss"] / sums[COUNTED]
-        return {**means, "perplexity": math.exp(loss) if loss < 700 else math.inf}
+        means = {**super().measured(sums, samples)}
+        if sums[COUNTED]:
+            loss = sums["loss"] / sums[COUNTED]
+            means["perplexity"] = math.exp(loss) if loss < 700 else math.inf
+        return means
 
 
 def _tokens(targets: Tensors) -> Tensor:

@@ -3,10 +3,9 @@
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from edgewire.task.errors import TaskError
 from edgewire.task.objectives.base import Objective
 from edgewire.task.objectives.regression import alike
-from edgewire.task.tensors import Tensors
+from edgewire.task.tensors import Tensors, only
 
 
 class Reconstruction(Objective):
@@ -30,7 +29,4 @@ class Reconstruction(Objective):
 
     def pair(self, model: nn.Module, inputs: Tensors) -> tuple[Tensor, Tensor]:
         """Return the model's output and its input. Raises `TaskError` for several inputs."""
-        if not isinstance(inputs, Tensor):
-            name = type(self).__name__.lower()
-            raise TaskError(f"objective={name} takes data with one tensor of inputs")
-        return alike(model(inputs), inputs)
+        return alike(model(inputs), only(inputs))

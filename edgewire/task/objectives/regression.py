@@ -14,7 +14,6 @@ from edgewire.task.objectives.base import Metric, Objective
 from edgewire.task.objectives.classification import one
 from edgewire.task.tensors import Tensors, mapped
 
-LEAST = float(np.finfo(np.float64).eps)  # the least size of a target in mape, as in scikit-learn
 ROUNDING = 1e-12  # a variance is 0 below this share of the mean square
 
 
@@ -24,14 +23,14 @@ class Regression(Objective):
     The model learns (target - `mean`) / `scale`, of which `loss` is the mean squared error. The
     metrics are in the targets' unit. `mae`: the mean absolute error. `rmse`: the root of the mean
     squared error. `r2`: the share of the targets' variance that the model explains, as a mean over
-    the k values; it is not defined for equal targets. `mape`: the mean of |error| / |target|.
+    the k values; it is not defined for equal targets.
     Raises `TaskError` for a mean that is not finite, and for a scale that is not above 0.
     """
 
     least = 0.0
     finite_targets = True
     metrics = (Metric("mae"), Metric("rmse"))
-    others = (Metric("r2", True), Metric("mape"))
+    others = (Metric("r2", True),)
     _mean, _scale = 0.0, 1.0
 
     def __init__(
@@ -53,9 +52,6 @@ class Regression(Objective):
         sums = {"loss": errors.square().mean(1).sum()}
         if "mae" in self.names:
             sums["mae"] = errors.abs().mean(1).sum() * self._scale
-        if "mape" in self.names:
-            sizes = one(targets, None).double().view(len(truth), -1).abs().clamp(min=LEAST)
-            sums["mape"] = (errors.abs() * self._scale / sizes).mean(1).sum()
         if "r2" in self.names:
             places = truth.double().view(len(truth), -1)
             sums["squares"] = torch.cat([errors.square(), places, places.square()], 1).sum(0)
@@ -84,7 +80,7 @@ class Regression(Objective):
             self.constant(((each - self._mean) / self._scale).expand_as(truth), truth)
             for each in (truth.mean(0), truth.median(0).values)
         )
-        return {"constant": {**mean, **{k: median[k] for k in ("mae", "mape") if k in median}}}
+        return {"constant": mean | {name: median[name] for name in ("mae",) if name in median}}
 
     def answer(self, outputs: Tensors) -> Tensors:
         """Return values in the targets' unit."""

@@ -51,8 +51,8 @@ def page(sweep):
 
 def test_the_main_table_has_a_row_for_each_group(page):
     assert page.column("summary", "runs") == ["3", "3", "3"]
-    assert page.column("summary", "ratio up") == ["1×", "10×", "100×"]
-    assert page.column("summary", "bytes up") == ["200 kB", "20 kB", "2 kB"]
+    assert page.column("summary", "ratio up") == ["1.00", "10.00", "100.00"]
+    assert page.column("summary", "sent up") == ["200 kB", "20 kB", "2 kB"]
     means = [text.split(" ± ")[0] for text in page.column("summary", "accuracy, %")]
     assert means == [f"{100 * fmean(ends):.2f}" for ends in (PLAIN, GOOD, BAD)]
 
@@ -72,7 +72,7 @@ def test_the_top_of_the_page_answers_questions(page):
         "algorithm=good, with 10 times fewer bytes than Flower: accuracy is within the noise of"
         in text
     )
-    assert "algorithm=worse sends the fewest: 2 kB up and 2 kB down a run" in text
+    assert "algorithm=worse sends the fewest: 2 kB, 2 kB: 100 and 100 times fewer than" in text
     assert "9 finished, without a problem." in text
     assert text.count("My sweep") == 2  # the title and the heading
 
@@ -94,7 +94,7 @@ def test_the_files_beside_the_page_are_whole(sweep, page):
         "0.1", "0.5", "0.912"
     ]  # fmt: skip
     summary = list(csv.DictReader((folder / "summary.csv").open()))
-    assert [float(row["bytes up"]) for row in summary] == [200_000, 20_000, 2_000]
+    assert [float(row["sent up"]) for row in summary] == [200_000, 20_000, 2_000]
 
 
 def test_the_page_needs_no_other_file(sweep, page):
@@ -250,7 +250,7 @@ def test_an_unfinished_run_shows_what_it_has_done_beside_finished_runs(finished,
     found = made(tmp_path)
     assert found.column("summary", "accuracy, %") == ["90.00", "80.00"]
     assert found.column("summary", "remarks") == ["", "not finished"]
-    assert found.column("summary", "bytes up") == ["20 kB", "20 kB"]
+    assert found.column("summary", "sent up") == ["20 kB", "20 kB"]
     assert {"nodes", "runs"} <= set(found.tables)
     assert "1 finished" in found.text
 

@@ -83,11 +83,6 @@ def test_the_nodes_bytes_add_up_to_the_runs(name, tmp_path):
     assert found["round"] == result["round"]
     assert [node["partition"] for node in nodes] == list(range(len(nodes)))
     assert all(node["lag"] is None or 0 <= node["lag"] <= found["seconds"] for node in nodes)
-    labels = [node["labels"] for node in nodes]
-    if name == "cut":
-        assert labels == [None] * len(nodes)
-    else:
-        assert all(len(counts) == 10 for counts in labels)
     assert (nodes[0]["accuracy"] is not None) == (name == "flower")
 
 
@@ -131,9 +126,8 @@ def test_the_file_is_written_seldom_and_at_the_end(tmp_path):
     for number in (1, 2):
         log.write(number, {})
     assert nodes_of(tmp_path)["round"] == 1
-    log.write(3, {}, lambda place: [place])
+    log.write(3, {}, end=True)
     assert nodes_of(tmp_path)["round"] == 3
-    assert [node["labels"] for node in nodes_of(tmp_path)["nodes"]] == [[0], [1]]
 
 
 def test_lost_messages_before_the_last_answered_one_do_not_wait(tmp_path):
@@ -144,7 +138,7 @@ def test_lost_messages_before_the_last_answered_one_do_not_wait(tmp_path):
     log.write(1, {})
     assert [node["waiting"] for node in nodes_of(tmp_path)["nodes"]] == [False, True]
     log.pull_before([later], math.inf)
-    log.write(2, {}, lambda place: None)
+    log.write(2, {}, end=True)
     assert [node["waiting"] for node in nodes_of(tmp_path)["nodes"]] == [False, False]
 
 

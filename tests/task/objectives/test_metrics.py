@@ -12,7 +12,7 @@ from edgewire.compression.flower.headers import KEYS as SENT_KEYS
 from edgewire.task.errors import TaskError
 from edgewire.task.objectives.base import KEYS
 from edgewire.task.objectives.classification import Classification
-from edgewire.task.objectives.metrics import MOST_CLASSES, OF_CLASSES, OF_SCORES, main_metrics
+from edgewire.task.objectives.metrics import MOST_CLASSES, OF_CLASSES, OF_SCORES, default_metrics
 from edgewire.task.objectives.regression import Regression
 from edgewire.task.steps import evaluate, summed
 from tests.task.test_objectives import aggregated
@@ -132,7 +132,7 @@ def test_a_result_holds_the_matrix_and_what_the_most_frequent_class_would_have(c
 def test_values_are_measured_as_by_scikit_learn_in_the_targets_unit(count, shape, seed):
     random = torch.Generator().manual_seed(seed)
     values, truth = (torch.randn(count, *shape, generator=random) * 50 + 300 for _ in range(2))
-    objective = Regression(["r2", "mae", "rmse", "mape"], mean=300.0, scale=50.0)
+    objective = Regression(["r2", "mae", "rmse"], mean=300.0, scale=50.0)
     learnt = (values - 300) / 50
     found = evaluate(nn.Identity(), objective, learnt, truth, batch_size=7)
     pair = truth.double().numpy(), values.double().numpy()
@@ -140,7 +140,6 @@ def test_values_are_measured_as_by_scikit_learn_in_the_targets_unit(count, shape
         "r2": sk.r2_score(*pair),
         "mae": sk.mean_absolute_error(*pair),
         "rmse": sk.mean_squared_error(*pair) ** 0.5,
-        "mape": sk.mean_absolute_percentage_error(*pair),
         "loss": sk.mean_squared_error(*pair) / 2500,
     }
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
@@ -160,9 +159,9 @@ def test_equal_targets_leave_r2_undefined():
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (lambda: Classification(["foo"]), "foo is none of its metrics; Classification has accu"),
-        (lambda: Classification(["f1", "f1"]), "f1 is named twice"),
-        (lambda: Regression(["f1"]), "Regression has mae, rmse, r2, mape"),
+        (lambda: Classification(["foo"]), "foo is none of the metrics, or named twice; Classi"),
+        (lambda: Classification(["f1", "f1"]), "f1 is none of the metrics, or named twice"),
+        (lambda: Regression(["f1"]), "Regression has mae, rmse, r2"),
         (lambda: Regression(scale=0.0), "a scale above 0"),
         (lambda: Regression(mean=float("nan")), "a finite mean"),
         (lambda: Classification(class_weights="balanced"), "computes before a new run"),
@@ -185,16 +184,20 @@ def test_class_weights_are_torchs_in_training_alone():
 
 
 @pytest.mark.parametrize(
-    ("counts", "names"),
+    ("classes", "options", "names"),
     [
-        ([61, 39], ["balanced_accuracy", "accuracy", "f1", "auroc"]),
-        ([60, 40], ["accuracy", "f1", "auroc"]),
-        ([7, 2, 1], ["balanced_accuracy", "accuracy"]),
-        ([], ["accuracy"]),
+        (2, {"majority": 0.61}, ["balanced_accuracy", "accuracy", "f1", "auroc"]),
+        (2, {"majority": 0.6}, ["accuracy", "f1", "auroc"]),
+        (2, {"scores": False}, ["accuracy", "f1"]),
+        (3, {"majority": 0.7}, ["balanced_accuracy", "accuracy"]),
+        (10, {}, ["accuracy"]),
+        (11, {"scores": False}, ["accuracy", "top5"]),
     ],
 )
-def test_a_frequent_class_makes_the_balanced_accuracy_the_main_metric(counts, names):
-    assert main_metrics(counts) == names
+def test_the_metrics_of_a_new_run_depend_on_its_classes_and_on_what_nodes_send(
+    classes, options, names
+):
+    assert default_metrics(classes, **{"scores": True, **options}) == names
 
 
 def test_both_packages_name_keys_alike():

@@ -18,8 +18,8 @@ from edgewire.compression.flower.server.reply_checks import (
     answered,
     expect_weight,
     expected,
+    inconsistent,
     rebuilt,
-    unlike,
     weight_of,
 )
 from edgewire.compression.flower.tensor_split import Model, form_of_updates
@@ -28,6 +28,7 @@ from tests.compression.flower.federation import PLAIN
 
 EVALUATED = SentMessage(1, 1, "evaluate", "arrays", False, None, None, 0)
 TRAINED = EVALUATED._replace(kind="train", train=True)
+ASKED = EVALUATED._replace(form=form_of_updates(Layout((), (), ())))
 
 
 def content_of(metrics, **models):
@@ -93,9 +94,9 @@ def test_metrics_beyond_their_limits_are_refused(metrics):
 )  # fmt: skip
 @pytest.mark.parametrize("most", [{}, {"m": [1.0, 2.0]}])
 def test_a_reply_whose_records_differ_from_most_others_is_found(most, others):
-    replies = {node: content_of(metrics) for node, metrics in enumerate((most, others, most))}
-    assert list(unlike(replies, EVALUATED, "n")) == [1]
-    assert unlike({0: replies[0], 2: replies[2]}, EVALUATED, "n") == {}
+    replies = [(content_of(metrics), ASKED) for metrics in (most, others, most)]
+    assert inconsistent(replies, "n") == [1]
+    assert inconsistent(replies[::2], "n") == []
 
 
 def layout_of(tensors, entries):
@@ -145,5 +146,5 @@ def test_a_value_beyond_a_float16_tensor_is_refused(value):
 
 
 def test_an_empty_record_is_unlike_one_with_an_empty_key():
-    replies = [RecordDict({"m": MetricRecord(values)}) for values in ({}, {}, {"": 1.0})]
-    assert list(unlike(dict(enumerate(replies)), EVALUATED, "n")) == [2]
+    replies = [(RecordDict({"m": MetricRecord(values)}), ASKED) for values in ({}, {}, {"": 1.0})]
+    assert inconsistent(replies, "n") == [2]
