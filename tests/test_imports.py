@@ -25,7 +25,7 @@ KNOWS = {
     "task": set(),
     "machine": {"conf"},
     "simulation": {"compression", "conf", "machine", "task"},
-    "report": {"conf", "machine"},
+    "report": {"conf", "machine", "strategy", "task"},
     "conf": {"compression", "task"},
     "engines": {"machine"},
     "protocol": {"compression"},

@@ -150,6 +150,7 @@ def run(composed: DictConfig, folder: Path) -> None:
             import_module("torch")
     if not resumes():
         (folder / COLUMNS).unlink(missing_ok=True)
+        engine_for(config, job_of(config, composed, folder))  # refuses before data are read
     if hydra.job.name != RESUME and (finished := from_data(composed)) is not composed:
         composed, config = finished, typed(finished)
         write_configuration(composed, folder)
@@ -172,9 +173,11 @@ def run(composed: DictConfig, folder: Path) -> None:
     takes = any(each.sparsifier == "energy" and each.fidelity is not None for each in codecs)
     if "fidelity" in given and not takes:
         log.warning("fidelity= has no effect: compression=edgewire and downlink=edgewire have it")
-    task = job_of(config, composed, folder, **({RESUME: True} if resumes() else {}))
+    task = job_of(config, composed, folder)
     if begin_job(folder, task.run_config["config"]):
         return
+    if resumes():
+        task.run_config[RESUME] = True
     with screen.status("loading") if alone() else nullcontext():
         engine = engine_for(config, task)
         subject = prepare(as_the_server_reads(config))

@@ -5,8 +5,9 @@ import pytest
 from omegaconf import OmegaConf
 from sklearn.utils.class_weight import compute_class_weight
 
+from edgewire.conf.build import data_of
 from edgewire.report.runs import read_run
-from tests.runs import history_of, nodes_of, result_of
+from tests.runs import configured, history_of, result_of
 
 QUICKER = ["rounds=2", "nodes=2", "engine.workers=1"]
 
@@ -35,7 +36,7 @@ def test_balanced_weights_are_scikit_learns(command, table):
     evaluating = ["dataset.holdout=0.2", "strategy.fraction_evaluate=1"]
     code, printed, folder = command(*table, *evaluating, "objective.class_weights=balanced")
     assert (code, printed.err) == (0, "")
-    labels = np.repeat([0, 1], np.sum([row["labels"] for row in nodes_of(folder)["nodes"]], 0))
+    labels = data_of(configured(*table, *evaluating)).train.targets.numpy()
     expected = compute_class_weight("balanced", classes=np.arange(2), y=labels)
     saved = objective_in(folder)
     assert saved["class_weights"] == pytest.approx(expected.tolist())

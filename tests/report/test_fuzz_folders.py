@@ -46,7 +46,7 @@ def reports(folder, out, draws=True):
             codes.append(curves.main([str(folder), *options]))
     assert set(codes) <= {0, 2}
     watched = WatchedReport([folder])
-    found = [text.getvalue(), *watched.states(), *watched.states()]
+    found = [text.getvalue(), *watched.jobs.lines(), *watched.jobs.lines()]
     for read in (
         lambda: repr(SweepResult(folder)),
         *(getter(name, folder) for name in SHOWN),

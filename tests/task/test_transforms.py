@@ -74,7 +74,7 @@ def test_log_mel_of_a_waveform_does_not_depend_on_its_batch(samples, seed):
     [torch.zeros(2, 9).double(), torch.zeros(9), (torch.zeros(2, 9),), torch.zeros(2, 9).byte()],
 )
 def test_what_is_no_waveform_is_refused(inputs):
-    with pytest.raises(TaskError, match="waveforms are|one tensor of inputs"):
+    with pytest.raises(TaskError, match=r"waveforms are|one tensor of inputs"):
         LogMel()(inputs)
 
 

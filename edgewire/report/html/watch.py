@@ -67,7 +67,7 @@ class WatchedReport:
 
     def __init__(self, tops: Sequence[Path], title: str = "") -> None:
         self._tops, self._title = tops, title
-        self._jobs = Jobs(tops)
+        self.jobs = Jobs(tops)
         self.lock = threading.Lock()
         self._shown = Shown(b"")
         self._next = 0.0  # a time of the monotonic clock
@@ -78,7 +78,7 @@ class WatchedReport:
             if time.monotonic() >= self._next:
                 began = time.thread_time()
                 with noting() as notes:
-                    lines = [*self._jobs.lines()]
+                    lines = [*self.jobs.lines()]
                     page, missing = self._report()
                 if missing and lines:
                     missing = f"no report: without {OVERRIDES} the settings are unknown"
@@ -102,7 +102,7 @@ class WatchedReport:
                 return EMPTY.format(title=title), f"waiting: {error}"
 
     def _again(self) -> float | None:
-        runs = self._jobs.runs
+        runs = self.jobs.runs
         ended = runs and all(run.state in DONE for run in runs.values())
         if ended and not set(runs) - set(self._tops):  # to a sweep jobs may be added
             return None

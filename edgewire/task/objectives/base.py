@@ -40,7 +40,7 @@ TAKEN = frozenset(
         *("strategy", "dataset", "model", "objective", "metrics", "segments", "versions"),
         *("num-examples", "num-steps", COUNTED, "confusion", "class_names", "constant", "data"),
         *("node", "number", "name", "partition", "online", "waiting", "messages", "replies"),
-        *("reason", "sent", "heard", "lag", "mean_lag", "samples", "labels"),
+        *("reason", "sent", "heard", "lag", "mean_lag", "samples", "survey"),
     )
 )
 LONGEST = 100  # characters of a metric's name; reports show no longer ones
