@@ -100,7 +100,7 @@ def _sized(model: DictConfig, columns: Columns) -> DictConfig:
 
     transform = TableTransform([asdict(each) for each in columns.features])
     outputs = len(columns.classes) or len(columns.target) or 1
-    sizes = {"columns": transform.width} if transform.rows else {}
+    sizes: dict[Any, int] = {"columns": transform.width} if transform.rows else {}
     if not transform.windows:
         return cast(DictConfig, OmegaConf.merge(model, {**sizes, "outputs": outputs}))
     name = "rows_and_windows" if sizes else "window_cnn"
@@ -146,8 +146,8 @@ def _default_metrics(config: Config, data: Data) -> list[str]:
     from edgewire.strategy.factory import asks_nodes, made
     from edgewire.task.objectives.metrics import default_metrics
 
-    counts = _counts(data) if config.dataset.own.get("_target_") == TABLE else []
-    majority = float(max(counts, default=0) / max(sum(counts), 1))
+    counts = _counts(data).tolist() if config.dataset.own.get("_target_") == TABLE else []
+    majority = max(counts, default=0.0) / max(sum(counts), 1.0)
     asked = data.classes == 2 and asks_nodes(made(config))
     return default_metrics(data.classes, scores=not asked, majority=majority)
 

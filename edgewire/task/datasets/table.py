@@ -16,11 +16,18 @@ from torch import Tensor
 from edgewire.task.datasets.data import Data, Split
 from edgewire.task.datasets.files import data_of, files_of, group_ids
 from edgewire.task.errors import MissingOption, TaskError
-from edgewire.task.tables.cells import OddCells, encoded
 from edgewire.task.tables.columns import Columns, Reading, plain_of
 from edgewire.task.tables.files import Rows, read, tidy
 from edgewire.task.tables.learn import Wishes, learn, survey_of
-from edgewire.task.tables.read import expect_there, inputs_of, located, rows_of, targets_of
+from edgewire.task.tables.read import (
+    OddCells,
+    encoded,
+    expect_there,
+    inputs_of,
+    located,
+    rows_of,
+    targets_of,
+)
 from edgewire.task.tables.survey import LEAST_ROWS, Survey
 from edgewire.task.tables.transform import TableTransform
 from edgewire.task.tensors import Tensors, count, leaves

@@ -17,19 +17,20 @@ from numpy.typing import NDArray
 from edgewire.task.datasets.data import Split, holdout
 from edgewire.task.datasets.files import class_names
 from edgewire.task.errors import TaskError
-from edgewire.task.tables.cells import (
+from edgewire.task.tables.columns import Column, Columns, Reading
+from edgewire.task.tables.files import Rows, is_text, tidy
+from edgewire.task.tables.read import (
     Floats,
     OddCells,
     encoded,
+    expect_there,
     is_day,
     is_window,
     numeric,
+    targets_of,
     values_of,
     windows,
 )
-from edgewire.task.tables.columns import Column, Columns, Reading
-from edgewire.task.tables.files import Rows, is_text, tidy
-from edgewire.task.tables.read import expect_there, targets_of
 from edgewire.task.tables.survey import Part, Survey
 from edgewire.task.tensors import only
 
