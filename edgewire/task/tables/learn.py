@@ -331,6 +331,8 @@ class _Learner:
             column = self._kind(name, cells, target)
             if column.kind == "category":
                 return self._category(column, cells)
+            if target and column.kind in ("date", "window"):
+                raise OddCells(f"cells of {cells.type}, and classes or numbers are taken")
             if column.kind == "window":
                 values = windows(rows, cells).astype(np.float64)
                 column = replace(column, length=values.shape[1])

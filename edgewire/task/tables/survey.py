@@ -137,9 +137,9 @@ def refused(surveys: Mapping[int, Survey]) -> dict[int, str]:
     for node, own in kinds.items():
         odd = [name for name, kind in common.items() if own.get(name, "missing") not in ("", kind)]
         if odd:
-            said = f"{tidy(odd[0])} is {own.get(odd[0], 'missing')}, and {common[odd[0]]} at most"
+            said = f"{odd[0]} is {own.get(odd[0], 'missing')}, and {common[odd[0]]} at most"
             more = f", and {len(odd) - 1} more columns differ" if len(odd) > 1 else ""
-            reasons[node] = f"{said} nodes{more} (dataset.kinds= decides)"
+            reasons[node] = tidy(f"{said} nodes{more} (dataset.kinds= decides)")
     return reasons
 
 

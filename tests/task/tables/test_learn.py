@@ -126,6 +126,7 @@ WRONG = {
     "an unknown kind": ({"kinds": {"age": "numbr"}}, "kinds are number, category"),
     "the target as an input": ({"inputs": ["churn"]}, "not the target"),
     "no input": ({"skip": ["age", "plan"]}, "all are left out, age \\(dataset.skip\\)"),
+    "dates as a target": ({"target": "day"}, "day: cells of date32.*name another"),
     "one class": ({"target": "one"}, "one class only"),
     "an unknown class": ({"classes": ["no", "maybe"]}, "'yes' is no known class"),
     "a wrong delimiter": ({"delimiter": "tabs"}, "or tab or space"),
@@ -142,7 +143,9 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_option_is_one_line(case, tmp_path):
     options, line = WRONG[case]
-    root = file_of(tmp_path, {**GOOD, "one": ["a"] * ROWS} if case == "one class" else GOOD)
+    more = {"one": ["a"] * ROWS, "day": pandas.date_range("2024-01-01", periods=ROWS)}
+    name = options.get("target")
+    root = file_of(tmp_path, {**GOOD, name: more[name]} if name in more else GOOD)
     with pytest.raises(TaskError, match=line) as caught:
         table(root, **{"target": "churn", **options})
     assert "\n" not in str(caught.value)
