@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -223,12 +223,12 @@ def model_of(config: Config, data: Data) -> nn.Module:
     user's is called with its arguments in the configuration. Raises `TaskError` for a `model.file`
     that does not fit, and for patterns in `trainable` that match no parameter.
     """
-    module, m = module_of(model_node(config, data), config.seed), config.model
+    module, m = _plain_model_of(config, data), config.model
     tensors = {} if m.file is None else tensors_in(m.file, m.sha256)
     adapted = not tensors.keys() <= module.state_dict().keys()  # it may have adapters' tensors, too
     if m.file is not None and not adapted:
         load_tensors(module, tensors, m.file, m.new)
-    with seeded(config.seed):
+    with _seeded(config.seed):
         module = build("adapter", config.adapter).add(module)
     if m.file is not None and adapted:
         load_tensors(module, tensors, m.file, m.new)
@@ -239,30 +239,24 @@ def model_of(config: Config, data: Data) -> nn.Module:
     return in_dtype(module, config.model.dtype)
 
 
-def model_node(config: Config, data: Data) -> dict[str, Any]:
-    """Return the arguments of `module_of` for a configuration's model, without its adapters."""
-    if config.model.own:
-        return dict(config.model.own)
+def _plain_model_of(config: Config, data: Data) -> nn.Module:
+    if own := config.model.own:
+        with _seeded(config.seed):
+            module = build("model", own)
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"model._target_={own['_target_']} gave a {type(module).__name__}, and an "
+                "nn.Module is taken"
+            )
+        return module
     channels, size, _ = data.image_shape
-    return {"name": config.model.name, "channels": channels, "size": size, "classes": data.classes}
-
-
-def module_of(node: Mapping[str, Any], seed: int) -> nn.Module:
-    """Return a new model: that of `_target_` with arguments, or else of `build_model`."""
-    if "_target_" not in node:
-        return build_model(**node, seed=seed)
-    with seeded(seed):
-        module = build("model", node)
-    if not isinstance(module, nn.Module):
-        raise ConfigError(
-            f"model._target_={node['_target_']} gave a {type(module).__name__}, and an nn.Module "
-            "is taken"
-        )
-    return module
+    return build_model(
+        config.model.name, channels=channels, size=size, classes=data.classes, seed=config.seed
+    )
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def _seeded(seed: int) -> Iterator[None]:
     """In this context torch's draws depend on the seed; afterwards its state is as before."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

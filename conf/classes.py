@@ -50,6 +50,13 @@ def nested(key: str, node: Any) -> Iterator[tuple[str, Any]]:
             yield from nested(key, value)
 
 
+def targets_in(group: str, node: Any) -> Iterator[tuple[str, str]]:
+    """Yield the key and the name of each class that a group's `node` names, at any depth."""
+    for key, name in nested(group, node):
+        if key.endswith("._target_"):
+            yield key, str(name)
+
+
 def is_ours(group: str, name: str) -> bool:
     """Return whether every run may name this class.
 

@@ -140,13 +140,13 @@ def source_files(name: str) -> dict[str, Path]:
     return found
 
 
-def is_installed(name: str) -> bool:
-    """Return whether a package is Python's or an installed one, and no file of the user's own.
-
-    Raises `ConfigError` if it is not found.
-    """
-    places = {"site-packages", "dist-packages"} & {*Path(str(_spec_of(name).origin)).parts}
-    return name in sys.stdlib_module_names or bool(places)
+def marked(name: str) -> str:
+    """Return NAME@FINGERPRINT for files of the user's own; NAME for any other package, or none."""
+    with suppress(ConfigError):  # a notebook's __main__ is in no file
+        installed = {"site-packages", "dist-packages"} & {*Path(str(_spec_of(name).origin)).parts}
+        if not installed and name not in sys.stdlib_module_names:
+            return f"{name}@{fingerprint(name)}"
+    return name
 
 
 def _spec_of(name: str) -> ModuleSpec:

@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 
-from torch import Tensor
-
-from edgewire.conf.build import model_node, module_of, objective_of, seeded
-from edgewire.conf.check import build
-from edgewire.conf.classes import is_ours, nested
-from edgewire.conf.own_packages import fingerprint, import_packages, is_installed
-from edgewire.conf.schema import Config, ConfigError
+from edgewire.conf.build import data_of, model_of, objective_of
+from edgewire.conf.classes import is_ours, targets_in
+from edgewire.conf.own_packages import import_packages, marked
+from edgewire.conf.schema import Config, ConfigError, DatasetConfig, ModelConfig
 from edgewire.conf.trust import NodeGrants, abbreviate
-from edgewire.task.datasets import Data
-from edgewire.task.errors import TaskError
-from edgewire.task.errors import described as described_error
-from edgewire.task.finetuning import in_dtype
-from edgewire.task.model_info import LOOKED_AT, ModelInfo, described, read_model, samples_of
+from edgewire.task.datasets import Data, Split
+from edgewire.task.errors import TaskError, described
+from edgewire.task.model_info import LOOKED_AT, ModelInfo, kinds_of, read_model, samples_of
 from edgewire.task.predictor import Predictor
 from edgewire.task.steps import evaluation_batch
 from edgewire.task.transforms import restored, saved
@@ -34,60 +28,41 @@ TRANSFORMS = {
     *(f"edgewire.task.transforms.{n}" for n in ("ImageTransform", "LogMel", "Standardize")),
     *("edgewire.task.transforms.unchanged", "edgewire.task.tables.transform.TableTransform"),
 }
-PLAIN = "edgewire.task.finetuning.Adapter"  # adds none
 READERS = "edgewire.task.datasets."  # functions of these modules read files of the user's own
 
 
 def info_of(config: Config, data: Data) -> ModelInfo:
     """Return what a run's model file says of its model."""
-    objective, transform = dict(config.objective), saved(data.transform)
-    adapter = None if config.adapter["_target_"] == PLAIN else dict(config.adapter)
-    model = model_node(config, data)
-    names = [name for _, name in _targets(model, adapter, objective, transform)]
-    tops = dict.fromkeys(name.partition(".")[0] for name in names)
-    packages = [word.partition("@")[0] for word in config.packages]
-    return ModelInfo(
-        config.dataset.name,
-        model,
-        objective,
+    d, m = config.dataset, config.model
+    reads = str(d.own.get("_target_")).startswith(READERS)  # other options may hold paths
+    classes = [*data.class_names] or None
+    info = ModelInfo(
+        dataset=asdict(replace(d, root=None, classes=classes, own=d.own if reads else {})),
+        model=asdict(replace(m, file=None, sha256=None, new=None)),
+        adapter=dict(config.adapter),
+        objective=dict(config.objective),
+        seed=config.seed,
         # A table's least and largest values may be a person's; its columns tell enough.
-        described(data.train.inputs, LOOKED_AT if data.columns is None else 0),
-        transform,
-        adapter,
-        config.model.dtype,
-        _reader(config, data),
-        data.classes,
-        [*data.class_names],
-        None if data.columns is None else data.columns.to_json(),
-        [_marked(each) for each in dict.fromkeys([*packages, *tops]) if each != "edgewire"],
-        config.seed,
-        evaluation_batch(objective_of(config), config.batch_size),
+        inputs=kinds_of(data.train.inputs, LOOKED_AT if data.columns is None else 0),
+        transform=saved(data.transform),
+        classes=data.classes,
+        class_names=[*data.class_names],
+        columns=None if data.columns is None else data.columns.to_json(),
+        batch=evaluation_batch(objective_of(config), config.batch_size),
     )
-
-
-def _marked(package: str) -> str:
-    """Return NAME@FINGERPRINT of a package of files of the user's own; NAME of any other."""
-    with suppress(ConfigError):  # a notebook's __main__ is in no file
-        return package if is_installed(package) else f"{package}@{fingerprint(package)}"
-    return package
-
-
-def _reader(config: Config, data: Data) -> dict[str, Any] | None:
-    """Return the options of a function that reads files of the user's own; no paths."""
-    own = dict(config.dataset.own)
-    if not str(own.get("_target_")).startswith(READERS) or ".synthetic." in own["_target_"]:
-        return None
-    own.pop("test_share", None)
-    return own | ({"classes": [*data.class_names]} if data.class_names else {})
-
-
-def _targets(*nodes: Any) -> list[tuple[str, str]]:
-    """Return the key and the name of each class that the nodes name."""
-    groups = ("model", "adapter", "objective", "transform", "dataset")
-    every = [
-        each for group, node in zip(groups, nodes, strict=False) for each in nested(group, node)
+    named = [
+        *(word.partition("@")[0] for word in config.packages),
+        *(n for _, _, n in _named(info)),
     ]
-    return [(key, str(name)) for key, name in every if key.endswith("._target_")]
+    tops = dict.fromkeys(name.partition(".")[0] for name in named)
+    return replace(info, packages=[marked(top) for top in tops if top != "edgewire"])
+
+
+def _named(info: ModelInfo) -> list[tuple[str, str, str]]:
+    """Return group, key and name of each class that a description names."""
+    groups = ("model", "adapter", "objective", "transform", "dataset")
+    every = ((group, targets_in(group, getattr(info, group))) for group in groups)
+    return [(group, key.replace(".own.", "."), name) for group, each in every for key, name in each]
 
 
 def predictor_of(path: str, packages: Sequence[str] = ()) -> Predictor:
@@ -100,12 +75,26 @@ def predictor_of(path: str, packages: Sequence[str] = ()) -> Predictor:
     info, tensors = read_model(path)
     try:
         _expect_trusted(info, packages)
-        return _made(info, tensors)
+        if info.transform is None:
+            raise TaskError(
+                "the transform of its data is in no file: make it a function of a module, or a "
+                "dataclass, and train again"
+            )
+        config = Config(
+            dataset=DatasetConfig(**info.dataset),
+            model=ModelConfig(**{**info.model, "file": None}),
+            adapter=info.adapter,
+            objective=info.objective,
+            seed=info.seed,
+        )
+        none, transform = Split(samples_of(info.inputs, 0)), restored(info.transform)
+        model = model_of(config, Data(none, none, transform, info.classes))
+        model.load_state_dict(tensors)
+        return Predictor(info, model, transform, objective_of(config), partial(data_of, config))
     except (ConfigError, TaskError) as error:
-        kind = ConfigError if isinstance(error, ConfigError) else TaskError
-        raise kind(f"{path}: {' '.join(str(error).split())[:500]}") from error
+        raise type(error)(f"{path}: {' '.join(str(error).split())[:500]}") from error
     except Exception as error:  # hostile values raise a dozen types
-        raise TaskError(f"{path}: no model can be made of it: {described_error(error)}") from error
+        raise TaskError(f"{path}: no model can be made of it: {described(error)}") from error
 
 
 def _expect_trusted(info: ModelInfo, packages: Sequence[str]) -> None:
@@ -113,48 +102,17 @@ def _expect_trusted(info: ModelInfo, packages: Sequence[str]) -> None:
 
     It imports nothing before it has looked at all classes.
     """
-    own = [name for name, _, mark in (word.partition("@") for word in info.packages) if mark]
-    trusted = [name for name in own if f"{name}@{_fingerprint(name)}" in info.packages]
-    grants = NodeGrants((*packages, *trusted, *NodeGrants.of({}).allow))
-    nodes = info.model, info.adapter, info.objective, info.transform, info.reader
-    for key, name in _targets(*nodes):
-        group, top = key.partition(".")[0], name.partition(".")[0]
+    words = {word: word.partition("@")[0] for word in info.packages if "@" in word}
+    own = [name for word, name in words.items() if marked(name) == word]
+    grants = NodeGrants((*packages, *own, *NodeGrants.of({}).allow))
+    for group, key, name in _named(info):
         listed = name in TRANSFORMS if group == "transform" else is_ours(group, name)
+        top = name.partition(".")[0]
         if not listed and not grants.allows(name) and top not in packages:
-            gone = "is not here, or has other contents than the run's"
-            said = gone if top in own else "is not EdgeWire's"
             raise ConfigError(
-                f"{key}={abbreviate(name)}: its package {said}; if you trust it, name it: "
-                f"--packages={abbreviate(top)} (in Python: load_model(RUN, packages=['{top}']))"
+                f"{key}={abbreviate(name)}: its package is not EdgeWire's, and no files of yours "
+                f"with the run's contents; if you trust it, name it: --packages={abbreviate(top)} "
+                f"(in Python: load_model(RUN, packages=['{abbreviate(top)}']))"
             )
-    tops = [name.partition(".")[0] for name in (*trusted, *packages)]
-    import_packages([name for name in dict.fromkeys(tops) if name not in sys.modules])
-
-
-def _made(info: ModelInfo, tensors: dict[str, Tensor]) -> Predictor:
-    if info.transform is None:
-        raise TaskError(
-            "the transform of its data is in no file: make it a function of a module, or a "
-            "dataclass, and train again"
-        )
-    samples_of(info.inputs, 0)  # it raises errors for a broken description
-    model = module_of(info.model, info.seed)
-    if info.adapter is not None:
-        with seeded(info.seed):
-            model = build("adapter", info.adapter).add(model)
-    in_dtype(model, info.dtype).load_state_dict(tensors)
-    objective = build("objective", info.objective)
-    reader = None if info.reader is None else partial(_read, info.reader)
-    return Predictor(info, model, restored(info.transform), objective, reader)
-
-
-def _fingerprint(package: str) -> str:
-    with suppress(ConfigError):
-        return "" if is_installed(package) else fingerprint(package)
-    return ""
-
-
-def _read(options: dict[str, Any], root: str) -> Data:
-    """Return the data of a file, as all data of a device."""
-    found: Data = build("dataset", {**options, "root": root, "on_device": True})
-    return found
+    tops = dict.fromkeys(name.partition(".")[0] for name in (*own, *packages))
+    import_packages([name for name in tops if name not in sys.modules])

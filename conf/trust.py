@@ -22,7 +22,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from edgewire.conf.classes import GROUPS, HERE, is_ours, nested
+from edgewire.conf.classes import GROUPS, HERE, is_ours, nested, targets_in
 from edgewire.conf.schema import OWN, Config, ConfigError
 from edgewire.task import DEFAULT_ROOT
 
@@ -144,12 +144,10 @@ def confine(config: Config, machine: NodeGrants) -> None:
     """
     for group in (*GROUPS, *OWN):
         node = getattr(config, group)
-        for key, name in nested(group, node.own if group in OWN else node):
-            if not key.endswith("._target_"):
-                continue
-            if not is_ours(group, str(name)) and not machine.allows(str(name)):
+        for key, name in targets_in(group, node.own if group in OWN else node):
+            if not is_ours(group, name) and not machine.allows(name):
                 raise ConfigError(
-                    f"{key}={abbreviate(str(name))}: a run that is submitted names classes as "
+                    f"{key}={abbreviate(name)}: a run that is submitted names classes as "
                     f"conf/{group}/*.yaml do; others are allowed on this machine itself, by "
                     f"--node-config 'allow=\"PACKAGE\"' or {ALLOW}=PACKAGE"
                 )

@@ -185,7 +185,7 @@ class RunResult:
         `RunFailed`.
         """
         with mistakes_fail():
-            return exported(self._model, self.folder, kind, None, out and str(out))[0]
+            return exported(self._model, self.folder, kind, out=out)
 
     def show(self, height: int = 700) -> Frame:
         """Write the run's report, and show its page in a notebook, `height` pixels high."""

@@ -159,13 +159,10 @@ def starting(argv: list[str]) -> list[str]:
     """Return Hydra's command line for the command line `argv`, which contains `start=RUN`.
 
     The new run has RUN's configuration, and begins with its model. Raises `ConfigError` for a
-    folder without a model or a configuration.
+    folder without a configuration.
     """
     found, others = _apart(START, argv, ("",), "run, such as outputs/DATE/TIME")
     folder = Path(found).expanduser().absolute()
-    for file in (folder / MODEL, folder / CONFIG):
-        if not file.is_file():
-            raise ConfigError(f"start={found}: there is no {file}: give the folder of a run")
     model = [f"model.file={quoted(str(folder / MODEL))}", "model.sha256=null", "++model.new=null"]
     given = [_from_here(word) for word in others]
     return command_line(["--config-path", str(folder / CONFIG.parent), *model, *given])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from edgewire.command.saved_config import own_folders_of
 from edgewire.conf.own_packages import look_in
-from edgewire.machine.errors import UsageError
+from edgewire.machine.errors import Parser
 from edgewire.report.format import human_bytes
 from edgewire.report.metric import LOSS, MainMetric
 from edgewire.report.runs import read_result
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edgewire.task.predictor import Predictor
 
 PREDICTIONS = "predictions.csv"
-SHOWN = 5  # rows of a prediction, and classes, on the screen
+SHOWN = 5  # rows and columns of a prediction on the screen
 
 
 def load_model(run: Path | str, packages: Sequence[str] = ()) -> Predictor:
@@ -47,14 +47,14 @@ def predict(words: Sequence[str]) -> None:
 
     `words`: those after `predict`. Raises `UsageError`, `TaskError` or `ConfigError` in one line.
     """
-    given = _parsed("predict", words, ["run", "file"], out=PREDICTIONS)
+    given = _parsed("predict", words, "run", "file")
     model = load_model(given.run, given.packages)
     table = model.predict(given.file)
-    out = Path(given.out)
-    lines = [*_trained(given.run), *_summary(table, model)]
+    out = Path(given.out or PREDICTIONS)
     replace_file(out, table.to_csv())
-    print("\n".join(lines))
-    print(f"files      {out}: {len(table):,} rows of {', '.join(table.columns[:SHOWN])}")
+    shown = table.iloc[:SHOWN, :SHOWN].to_string(max_colwidth=20)
+    files = f"files      {out}: {len(table):,} rows of {', '.join(table.columns[:SHOWN])}"
+    print(*_trained(given.run), *_measured(table, model), shown, files, sep="\n")
 
 
 def export(words: Sequence[str]) -> None:
@@ -64,18 +64,22 @@ def export(words: Sequence[str]) -> None:
     """
     from edgewire.task.export import MOST, SAMPLES
 
-    given = _parsed("export", words, ["run", "format", "file?"], out=None)
+    given = _parsed("export", words, "run", "format", "file?")
     model = load_model(given.run, given.packages)
-    out, apart = exported(model, given.run, given.format, given.file, given.out)
-    print("\n".join(_trained(given.run)))
-    print(f"checked    {SAMPLES} samples: at most {apart:.1g} from PyTorch ({MOST:g} is allowed)")
-    print(f"files      {out}: {human_bytes(out.stat().st_size)}; raw samples in, answers out")
+    out = exported(model, given.run, given.format, given.file, given.out)
+    checked = f"checked    {SAMPLES} samples: PyTorch's answers to {MOST:g}"
+    files = f"files      {out}: {human_bytes(out.stat().st_size)}; raw samples in, answers out"
+    print(*_trained(given.run), checked, files, sep="\n")
 
 
 def exported(
-    model: Predictor, run: Path | str, kind: str, file: str | None, out: Path | str | None
-) -> tuple[Path, float]:
-    """Write a run's model in the format `kind`; return its file, and how far it is from PyTorch.
+    model: Predictor,
+    run: Path | str,
+    kind: str,
+    file: str | None = None,
+    out: Path | str | None = None,
+) -> Path:
+    """Write a run's model in the format `kind`; return its file.
 
     `file`: samples for the check; None: some as in training. `out`: the file; None: one in the
     run's folder. Raises `TaskError`.
@@ -85,21 +89,17 @@ def exported(
 
     samples = model.read(file)[0] if file else model.samples(SAMPLES)
     place = Path(out) if out else Path(file_of(str(run))).with_suffix(ENDS.get(kind, ""))
-    return place, write(model, kind, place, samples)
+    write(model, kind, place, samples)
+    return place
 
 
-def _parsed(word: str, words: Sequence[str], names: Sequence[str], out: str | None) -> Namespace:
+def _parsed(word: str, words: Sequence[str], *names: str) -> Namespace:
     """Return the options of a word of the command line. Raises `UsageError` for wrong ones."""
-    parser = ArgumentParser(prog=f"python run.py {word}", allow_abbrev=False)
+    parser = Parser(prog=f"python run.py {word}", allow_abbrev=False)
     for name in names:
         parser.add_argument(name.rstrip("?"), nargs="?" if name.endswith("?") else None)
-    parser.add_argument("--out", default=out)
+    parser.add_argument("--out")
     parser.add_argument("--packages", type=lambda text: text.split(","), default=())
-
-    def refuse(message: str) -> NoReturn:
-        raise UsageError(f"{message}; {parser.format_usage().strip()}")
-
-    setattr(parser, "error", refuse)  # noqa: B010  # argparse would print its own lines
     return parser.parse_args(words)
 
 
@@ -111,20 +111,9 @@ def _trained(run: str) -> list[str]:
     return []
 
 
-def _summary(table: pd.DataFrame, model: Predictor) -> list[str]:
-    """Return lines that say what a prediction holds."""
-    lines = []
-    if found := table.attrs.get("metrics"):
-        kinds = {"loss": LOSS, **{each.name: each for each in model.objective.metrics}}
-        texts = (f"{name} {MainMetric(*kinds[name]).text(value)}" for name, value in found.items())
-        lines.append(f"metrics    {', '.join(texts)}: {len(table):,} samples with their targets")
-    for name in table.columns[:1]:
-        if table[name].dtype.kind == "f":
-            low, mean, high = table[name].min(), table[name].mean(), table[name].max()
-            lines.append(f"{name:10} from {low:.4g} to {high:.4g}, the mean is {mean:.4g}")
-        else:
-            counts = table[name].astype(str).value_counts()
-            more = ", ..." if len(counts) > SHOWN else ""
-            texts = (f"{each} {count:,}" for each, count in counts[:SHOWN].items())
-            lines.append(f"{name:10} {', '.join(texts)}{more}")
-    return lines
+def _measured(table: pd.DataFrame, model: Predictor) -> list[str]:
+    """Return a line with the metrics of a prediction whose samples have targets."""
+    kinds = {"loss": LOSS, **{each.name: each for each in model.objective.metrics}}
+    found = table.attrs.get("metrics", {})
+    texts = [f"{name} {MainMetric(*kinds[name]).text(value)}" for name, value in found.items()]
+    return [f"metrics    {', '.join(texts)}: {len(table):,} samples with targets"] * bool(texts)

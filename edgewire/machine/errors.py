@@ -1,5 +1,8 @@
 """The errors that engines raise."""
 
+from argparse import ArgumentParser
+from typing import NoReturn
+
 
 class EngineError(RuntimeError):
     """An engine failed. The message is one line with the reason and what the user can do."""
@@ -11,6 +14,14 @@ class Ended(SystemExit):
 
 class UsageError(EngineError):
     """A user's mistake in an engine's options."""
+
+
+class Parser(ArgumentParser):
+    """A parser of a command line that reports a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `UsageError` with this message."""
+        raise UsageError(f"{message}; --help lists the options")
 
 
 def one_line(text: str) -> str:

@@ -33,6 +33,7 @@ from edgewire.report.runs import (
 
 WIDTH = 110  # characters of a line
 NAME = 40  # characters of a name from elsewhere
+HARDLY_FOUND = 0.1  # the share of a class below which weights of the classes may help
 FLAT = 4  # evaluations that show that a metric is flat
 BESIDE = 0.05  # a direction is compressed if its ratio differs from 1 by more
 # what a preset is called; the others go by their names
@@ -70,8 +71,9 @@ def trained(result: Mapping[str, Any], folder: Path) -> str:
     nodes, words = number(result.get("nodes")), WORDS.get(method, method)
     count = NOTHING if nodes is None else f"{nodes:,.0f}"
     shorter = f"{model} · {count} nodes · {words}"
-    line = f"{about} · {shorter}" + f" ({method})" * (words != method)
-    return line if len(line) <= WIDTH else one_line(f"{name} · {shorter}", WIDTH)
+    whole = f"{about} · {shorter}"
+    lines = (whole + f" ({method})" * (words != method), whole, f"{name} · {shorter}")
+    return next((line for line in lines if len(line) <= WIDTH), one_line(lines[-1], WIDTH))
 
 
 def name_of(result: Mapping[str, Any], folder: Path) -> str:
@@ -248,7 +250,8 @@ def _worst_class(result: Row) -> str:
     name = [one_line(str(names[k] if k < len(names) else k), NAME) for k in range(len(table))]
     wrong = max((k for k in range(len(table)) if k != at), key=lambda k: table[at][k])
     text = f'worst: "{name[at]}", {100 * share:.0f} % of {sum(table[at]):,} found'
-    return f'{text}, {table[at][wrong]:,} taken for "{name[wrong]}"'
+    hint = "; objective.class_weights=balanced may help" if share < HARDLY_FOUND else ""
+    return f'{text}, {table[at][wrong]:,} taken for "{name[wrong]}"{hint}'
 
 
 def bytes_told(result: Row) -> str:

@@ -6,7 +6,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,34 +16,17 @@ from torch import Tensor, nn
 
 from edgewire.task.errors import TaskError, described
 from edgewire.task.predictor import Predictor
-from edgewire.task.tensors import Tensors, count, leaves, rows
+from edgewire.task.tensors import Tensors, count, leaves, mapped, rows
 
 SAMPLES, MOST = 8, 1e-4  # of a check: how many samples, and the largest difference from PyTorch
-# format -> packages that it needs, and the extra with them
+# format -> packages that it needs; the extras with them have the names of the first ones
 NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "pte": ("executorch",), "torch": ()}
-EXTRAS = {"onnx": "onnx", "pte": "executorch"}
 ENDS = {"onnx": ".onnx", "pte": ".pte", "torch": ".pt2"}
-Run = Callable[[Sequence[Tensor]], Sequence[Any]]
+Run = Callable[[Tensors], Sequence[Any]]
 
 
-class Answering(nn.Module):
-    """Transform, model and the objective's answer as one module, for tensors in their order."""
-
-    def __init__(self, predictor: Predictor, names: Sequence[str] | None, several: bool) -> None:
-        super().__init__()
-        self.raw = predictor.module
-        self.objective, self.names, self.several = predictor.objective, names, several
-
-    def forward(self, *inputs: Tensor) -> Tensors:
-        """Return the answer for raw samples, (N, ...) each."""
-        given: Any = inputs if self.several else inputs[0]
-        if self.names is not None:
-            given = dict(zip(self.names, inputs, strict=True))
-        return self.objective.answer(self.raw(given))
-
-
-def export(predictor: Predictor, kind: str, file: Path, samples: Tensors) -> float:
-    """Write a model to a file of a format; return its largest difference from PyTorch's answers.
+def export(predictor: Predictor, kind: str, file: Path, samples: Tensors) -> None:
+    """Write a model to a file of a format, and compare its answers with PyTorch's.
 
     The file holds the transform of raw samples, the model and `Objective.answer`: probabilities for
     classes. `kind`: "onnx" or "torch" (torch.export), for any number of samples at once, or "pte"
@@ -56,65 +39,60 @@ def export(predictor: Predictor, kind: str, file: Path, samples: Tensors) -> flo
     if kind not in ENDS:
         raise TaskError(f"{kind} is no format: give one of {', '.join(ENDS)}")
     if lacking := [name for name in NEEDS[kind] if find_spec(name) is None]:
-        raise TaskError(
-            f"{kind} needs {', '.join(lacking)}: pip install 'edgewire[{EXTRAS[kind]}]', or pip "
-            f"install {' '.join(NEEDS[kind])}"
-        )
+        extra = NEEDS[kind][0]
+        raise TaskError(f"{kind} needs {', '.join(lacking)}: pip install 'edgewire[{extra}]'")
     few = rows(samples, 0, SAMPLES)
-    names = tuple(few) if isinstance(few, dict) else None
-    module = Answering(predictor, names, not isinstance(few, Tensor)).eval()
     if not count(few):
         raise TaskError("there are no samples to try the file with: give FILE")
+    batches = [rows(few, at, at + 1) for at in range(count(few))] + [few] * (kind != "pte")
+    expected = [leaves(predictor.outputs(batch)) for batch in batches]
     partial = file.with_name(f"part.{file.name}")
+    write = {"onnx": _onnx, "pte": _pte, "torch": _torch}[kind]
     try:
-        with quiet():
-            run = {"onnx": _onnx, "pte": _pte, "torch": _torch}[kind](module, few, partial)
-            batches = [rows(few, at, at + 1) for at in range(count(few))]
-            batches += [few] if kind != "pte" else []
-            worst = max(
-                _difference(predictor.outputs(batch), run(leaves(batch))) for batch in batches
-            )
-    except TaskError:
-        raise
-    except Exception as error:  # exporters and runtimes raise dozens of types
-        raise TaskError(
-            f"this model cannot be a .{kind} file ({described(error)[:300]})"
-        ) from error
-    else:
-        if worst <= MOST:
+        with quiet(), torch.no_grad():
+            run = write(predictor.answering, few, partial)
+            alike = all(map(_alike, expected, map(run, batches)))
+        if alike:
             partial.replace(file)
-            return worst
+    except Exception as error:  # the formats' libraries raise errors of many types
+        raise TaskError(f"this model cannot be a .{kind} file ({described(error)})") from error
     finally:
         partial.unlink(missing_ok=True)
-    raise TaskError(
-        f"the .{kind} file answers otherwise than PyTorch, by {worst:.3g}: it is deleted; try "
-        f"another format, {' or '.join(each for each in ENDS if each != kind)}"
+    if not alike:
+        others = " or ".join(each for each in ENDS if each != kind)
+        raise TaskError(
+            f"the .{kind} file answers otherwise than PyTorch: it is deleted; try {others}"
+        )
+
+
+def _alike(expected: Sequence[Tensor], found: Sequence[Any]) -> bool:
+    """Return whether answers differ by `MOST` at most, of their size above 1; NaN equals NaN."""
+    pairs = [(a.double(), torch.as_tensor(b)) for a, b in zip(expected, found, strict=True)]
+    return all(
+        a.shape == b.shape and torch.allclose(a, b.double(), MOST / 2, MOST / 2, equal_nan=True)
+        for a, b in pairs
     )
 
 
 def _exported(module: nn.Module, few: Tensors, *, free: bool) -> Any:
     """Return torch's program of a module; `free`: for any number of samples."""
-    batch = leaves(rows(few, 0, 2 if free else 1))
-    if free and len(batch[0]) < 2:  # torch takes a size of 1 for a constant
-        batch = tuple(torch.cat([each, each]) for each in batch)
-    sizes = {0: torch.export.Dim.DYNAMIC}
-    shapes = {"inputs": tuple(sizes for _ in batch)} if free else None
-    with torch.no_grad():
-        return torch.export.export(module, batch, dynamic_shapes=shapes)
+    # torch takes a size of 1 for a constant
+    batch = mapped(lambda each: torch.cat([each, each])[:2] if free else each[:1], few)
+    sizes = mapped(lambda _: {0: torch.export.Dim.DYNAMIC}, few)  # type: ignore[arg-type,return-value]
+    return torch.export.export(module, (batch,), dynamic_shapes=(sizes,) if free else None)
 
 
 def _torch(module: nn.Module, few: Tensors, file: Path) -> Run:
     torch.export.save(_exported(module, few, free=True), file)
     run = torch.export.load(file).module()
-    return lambda inputs: leaves(run(*inputs))
+    return lambda inputs: leaves(run(inputs))
 
 
 def _onnx(module: nn.Module, few: Tensors, file: Path) -> Run:
     import onnxruntime
 
-    names = (
-        [f"input_{at + 1}" for at in range(len(leaves(few)))] if len(leaves(few)) > 1 else ["input"]
-    )
+    names = [f"input_{at + 1}" for at in range(len(leaves(few)))]
+    names = ["input"] if len(names) == 1 else names
     program = torch.onnx.export(
         _exported(module, few, free=True), dynamo=True, input_names=names, verbose=False
     )
@@ -123,7 +101,7 @@ def _onnx(module: nn.Module, few: Tensors, file: Path) -> Run:
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     named = [each.name for each in session.get_inputs()]
     return lambda inputs: session.run(
-        None, {name: each.numpy() for name, each in zip(named, inputs, strict=True)}
+        None, {name: each.numpy() for name, each in zip(named, leaves(inputs), strict=True)}
     )
 
 
@@ -135,36 +113,22 @@ def _pte(module: nn.Module, few: Tensors, file: Path) -> Run:
     file.write_bytes(program.buffer)
     loaded = Runtime.get().load_program(file)
     method = loaded.load_method("forward")
-    return lambda inputs: method.execute([each.contiguous() for each in inputs])
-
-
-def _difference(expected: Tensors, found: Sequence[Any]) -> float:
-    """Return the largest difference of an entry, relative for entries above 1; NaN equals NaN."""
-    worst = 0.0
-    for a, b in zip(leaves(expected), map(torch.as_tensor, found), strict=True):
-        if a.shape != b.shape:
-            return float("inf")
-        a, b = a.double(), b.double()
-        same = (a == b) | (a.isnan() & b.isnan())
-        apart = (a - b).abs() / a.abs().clamp_min(1)
-        worst = max([worst, *apart[~same].nan_to_num(float("inf")).flatten().tolist()])
-    return worst
+    return lambda inputs: method.execute([each.contiguous() for each in leaves(inputs)])
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Print nothing in this context, also not from libraries in C++."""
-    streams = [os.dup(number) for number in (1, 2)]
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
-    try:
-        with open(os.devnull, "w") as nothing, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for number in (1, 2):
-                os.dup2(nothing.fileno(), number)
-            yield
-    finally:
-        logging.disable(before)
-        for number, stream in zip((1, 2), streams, strict=True):
-            os.dup2(stream, number)
-            os.close(stream)
+    with ExitStack() as stack:
+        stack.callback(logging.disable, before)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        nothing = stack.enter_context(open(os.devnull, "w"))
+        for number in (1, 2):
+            stream = os.dup(number)
+            stack.callback(os.close, stream)
+            stack.callback(os.dup2, stream, number)
+            os.dup2(nothing.fileno(), number)
+        yield

@@ -1,18 +1,39 @@
 """The file with a model's weights, and its checksum; this module does not import torch."""
 
 import hashlib
+import json
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from edgewire.task.errors import TaskError
 
 MODEL = "model.safetensors"  # in a run's folder
+KEY = "edgewire"  # in the metadata: what the file says of its model
 
 
 def file_of(path: str) -> str:
     """Return the path of a model's file; `path`: this file, or the folder of a run."""
     found = Path(path).expanduser()
     return str(found / MODEL if found.is_dir() else found)
+
+
+def said_in(path: str) -> dict[str, Any]:
+    """Return what a model's file says of its model (`ModelInfo`); {}: nothing.
+
+    `path`: as in `file_of`. Raises `TaskError` for a file that cannot be read.
+    """
+    from safetensors import safe_open
+
+    try:
+        with safe_open(file_of(path), "np") as opened:
+            said = (opened.metadata() or {}).get(KEY)
+        return dict(json.loads(said)) if said else {}
+    except Exception as error:  # safetensors raises errors of several types
+        reason = str(error).strip().partition("\n")[0]
+        raise TaskError(
+            f"{path} is no model's file ({reason}): give the folder of a run"
+        ) from error
 
 
 def sha256_of(file: str) -> str:

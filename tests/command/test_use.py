@@ -36,10 +36,11 @@ def test_a_run_is_used_exported_and_trained_on(cli, run, photos, tmp_path):
     out = tmp_path / "p.csv"
     code, printed = cli("predict", str(run), str(photos / "test"), "--out", str(out))
     assert code == 0
-    first, metrics, counts, files = printed.out.splitlines()
+    first, metrics, head, *rows, files = printed.out.splitlines()
     assert first.startswith("photos") or "lenet5" in first
     assert f"accuracy {100 * result['accuracy']:.2f} %" in metrics
-    assert counts.startswith("class      ")
+    assert head.split() == ["class", "probability", "p(cat)", "p(dog)"]
+    assert rows[1].startswith("cat/0.png ")
     assert files.startswith(f"files      {out}: 20 rows of class, probability")
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -76,14 +77,14 @@ def test_the_card_is_the_hubs(run):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["predict"], "the following arguments are required: run, file; usage"),
-        (["predict", "RUN", "x", "--nothing"], "unrecognized arguments: --nothing; usage"),
+        (["predict"], "the following arguments are required: run, file; --help lists"),
+        (["predict", "RUN", "x", "--nothing"], "unrecognized arguments: --nothing; --help lists"),
         (["predict", "nowhere", "x"], "nowhere is no model's file"),
         (["predict", "RUN", "nowhere.png"], "nowhere.png: there is no such file or folder"),
         (["predict", "RUN", "RUN"], "has no class folders"),
-        (["predict", "RUN", "RUN/result.json"], "give photos, or arrays in an .npy or .npz file"),
+        (["predict", "RUN", "RUN/result.json"], "result.json is not a folder: give"),
         (["export", "RUN", "tflite"], "tflite is no format: give one of onnx, pte, torch"),
-        (["start=nowhere", "rounds=1"], "start=nowhere: there is no "),
+        (["start=nowhere", "rounds=1"], "nowhere/.hydra/config.yaml"),
         (["start=RUN", "model=mlp"], "takes single keys"),
         (["start=RUN", "start=RUN"], "the folder of one run"),
     ],

@@ -8,26 +8,18 @@ import time
 import traceback
 from logging import DEBUG
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import cast
 
 from flwr.supercore.logger import update_console_handler
 
 from edgewire.conf.network import Network, network_named
-from edgewire.machine.errors import Ended, EngineError, UsageError
+from edgewire.machine.errors import Ended, EngineError, Parser, UsageError
 from edgewire.machine.processes import orderly_exit
 from edgewire.machine.proxies import keep_loopback_direct
 from edgewire.simulation.any_app.app import App, read_app
 from edgewire.simulation.any_app.run import Outcome, run_app
 
 STOPPED = 130  # exit code after Ctrl-C
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that reports a mistake in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise `UsageError` with this message."""
-        raise UsageError(f"{message}; --help lists the options")
 
 
 def parse_arguments() -> argparse.Namespace:

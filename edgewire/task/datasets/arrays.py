@@ -103,7 +103,7 @@ def _parts(root: str | None) -> tuple[Arrays, Arrays | None]:
         train_files, test_files = files_of(root, (".npy",))
     if path.is_file() and not path.name.lower().endswith(".npz"):
         raise TaskError(f"{shown(path)}: give an .npz file, or a folder of .npy files")
-    train, test = (_arrays(files) for files in (train_files, test_files))
+    train, test = (arrays_in(files) for files in (train_files, test_files))
     if test:
         return train, test
     apart = {name.removesuffix("_train"): train[name] for name in train if _ends(name, "_train")}
@@ -117,7 +117,7 @@ def _ends(name: str, end: str) -> bool:
     return name.endswith(end) and name != end
 
 
-def _arrays(files: list[Path]) -> Arrays:
+def arrays_in(files: list[Path]) -> Arrays:
     """Return the arrays in one .npz file, or in .npy files, by name."""
     if sum(file.name.lower().endswith(".npz") for file in files) > 1:
         raise TaskError(
