@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -48,27 +47,24 @@ def with_columns(composed: DictConfig) -> DictConfig:
     """Return a configuration with the columns of its table, and what they decide.
 
     These are the size of the model, if `task=table` has chosen it, and the objective, unless the
-    user has: classes are measured by `main_metrics`, and numbers are learned standardised.
+    user has: numbers are learned standardised.
     """
-    given = OmegaConf.to_container(composed.dataset, resolve=True)
-    own = cast(dict[str, Any], given if isinstance(given, dict) else {})
-    columns = own.get("columns")
-    if own.get("_target_") != TABLE or str(columns).startswith("{"):
+    columns = composed.dataset.get("columns")
+    if composed.dataset.get("_target_") != TABLE or str(columns).startswith("{"):
         return composed
     found = cast(DictConfig, OmegaConf.merge(composed))  # a copy
-    unweighted = {"class_weights": None} if "class_weights" in found.objective else {}
-
-    def plain() -> DictConfig:
-        return cast(DictConfig, OmegaConf.merge(found, {"objective": unweighted}))
+    objective = cast(dict[str, Any], OmegaConf.to_container(found.objective))
+    if "class_weights" in found.objective:
+        found.objective.class_weights = None  # until the classes are known
 
     def read() -> Data:
-        return loaded(as_the_server_reads(typed(plain())))
+        return loaded(as_the_server_reads(typed(found)))
 
     if columns not in (None, SURVEY):
         found.dataset.columns = _of_file(str(columns))
     data = None if columns == SURVEY else read()
-    if data is None or (data.columns is None and is_submitted(typed(plain()))):
-        found.dataset.columns = Columns.from_json(surveyed(plain())).to_json()
+    if data is None or (data.columns is None and is_submitted(typed(found))):
+        found.dataset.columns = Columns.from_json(surveyed(found)).to_json()
         data = read()
     if data.columns is None:
         raise ConfigError(
@@ -77,9 +73,8 @@ def with_columns(composed: DictConfig) -> DictConfig:
         )
     found.dataset.columns = data.columns.to_json()
     if found.model.get("_target_") == TABLE_MLP:
-        found.model = _sized(found.model, data)
+        found.model = _sized(found.model, data.columns)
     chosen = any(word.startswith("objective=") for word in HydraConfig.get().overrides.task)
-    objective = cast(dict[str, Any], OmegaConf.to_container(found.objective))
     target = data.columns.target
     if objective["_target_"] == CLASSIFICATION and target and not data.classes and not chosen:
         objective = {"_target_": REGRESSION, "metrics": objective.get("metrics")}
@@ -88,8 +83,6 @@ def with_columns(composed: DictConfig) -> DictConfig:
         squares = sum(each.std**2 + (each.mean - mean) ** 2 for each in target)
         scale = math.sqrt(squares / len(target)) or 1.0
         objective = {"mean": mean, "scale": scale, **objective}
-    if objective["_target_"] == CLASSIFICATION and data.classes and not objective.get("metrics"):
-        objective["metrics"] = _default_metrics(typed(plain()), data, _counts(data).tolist())
     found.objective = objective
     return found
 
@@ -101,26 +94,22 @@ def _of_file(name: str) -> str:
     return Columns.from_json(inner or json.dumps(plain)).to_json()
 
 
-def _sized(model: DictConfig, data: Data) -> DictConfig:
+def _sized(model: DictConfig, columns: Columns) -> DictConfig:
     """Return `model`, or a model for windows, with the numbers of the data's inputs and outputs."""
-    from edgewire.task.tensors import leaves
+    from edgewire.task.tables.transform import TableTransform
 
-    inputs = leaves(data.example)
-    outputs = data.classes or (len(data.columns.target) if data.columns else 1) or 1
-    windows = [each.shape[1] for each in inputs if each.dim() == 3]
-    sizes: dict[Any, int] = {}
-    if inputs[0].dim() == 2:
-        sizes["columns"] = inputs[0].shape[1]
-    if not windows:
+    transform = TableTransform([asdict(each) for each in columns.features])
+    outputs = len(columns.classes) or len(columns.target) or 1
+    sizes: dict[Any, int] = {"columns": transform.width} if transform.rows else {}
+    if not transform.windows:
         return cast(DictConfig, OmegaConf.merge(model, {**sizes, "outputs": outputs}))
     name = "rows_and_windows" if sizes else "window_cnn"
     files = ("model/table_mlp", "task/table", f"model/{name}")
     before, task, new = (cast(DictConfig, OmegaConf.load(CONF / f"{each}.yaml")) for each in files)
     before = cast(DictConfig, OmegaConf.merge(before, task.model))
     kept = {key: value for key, value in model.items() if key not in before or value != before[key]}
-    last = "outputs" if sizes else "classes"
-    merged = OmegaConf.merge(new, kept, {**sizes, "channels": windows[0], last: outputs})
-    return cast(DictConfig, merged)
+    sizes |= {"channels": transform.windows, "outputs" if sizes else "classes": outputs}
+    return cast(DictConfig, OmegaConf.merge(new, kept, sizes))
 
 
 def with_objective(composed: DictConfig) -> DictConfig:
@@ -152,11 +141,12 @@ def with_objective(composed: DictConfig) -> DictConfig:
     return cast(DictConfig, OmegaConf.merge(composed, {"objective": found})) if found else composed
 
 
-def _default_metrics(config: Config, data: Data, counts: Sequence[float] = ()) -> list[str]:
-    """Return the names of a new run's metrics; `counts`: the samples of each class of a table."""
+def _default_metrics(config: Config, data: Data) -> list[str]:
+    """Return the names of a new run's metrics."""
     from edgewire.strategy.factory import asks_nodes, made
     from edgewire.task.objectives.metrics import default_metrics
 
+    counts = _counts(data).tolist() if config.dataset.own.get("_target_") == TABLE else []
     majority = max(counts, default=0.0) / max(sum(counts), 1.0)
     asked = data.classes == 2 and asks_nodes(made(config))
     return default_metrics(data.classes, scores=not asked, majority=majority)

@@ -204,7 +204,10 @@ def _measured(result: Row, folder: Path, main: MainMetric) -> str:
     if half is not None and (flat := _flat_since(rows, main.name, half)) is not None:
         parts.append(f"flat since round {flat:g}")
     if (other := number(constant.get(main.name))) is not None:
-        parts.append(f'always "{one_line(str(constant.get("class")), NAME)}": {text(other)}')
+        who = "the median" if main.name == "mae" else "the mean"
+        if constant.get("class") is not None:
+            who = f'"{one_line(str(constant["class"]), NAME)}"'
+        parts.append(f"always {who}: {text(other)}")
     return "; ".join(parts)
 
 

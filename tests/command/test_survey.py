@@ -7,7 +7,6 @@ import pandas
 import pytest
 from omegaconf import OmegaConf
 
-from edgewire.command import survey
 from edgewire.task.tables.columns import Columns
 from tests.runs import result_of
 
@@ -40,15 +39,6 @@ def test_a_run_with_a_survey(command, root):
     assert (code, said.err) == (0, "")
     assert "survey" not in result_of(again)
     assert not (again / "columns.json").exists()
-
-
-def test_the_jobs_of_a_sweep_share_a_survey(command, root, monkeypatch):
-    made, real = [], survey.engine_for
-    monkeypatch.setattr(survey, "engine_for", lambda *given: (made.append(1), real(*given))[1])
-    code, said, folder = command("-m", *WORDS, root, "dataset.columns=survey", "seed=0,1")
-    assert (code, made) == (0, [1]), said
-    texts = [file.read_text() for file in folder.parent.glob(f"{folder.name}/*/columns.json")]
-    assert len({*texts}) == 1
 
 
 def test_a_problem_is_one_line_and_leaves_nothing(command, root):

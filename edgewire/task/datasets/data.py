@@ -115,14 +115,10 @@ class Data:
         """The shape (C, H, W) of its images; raises `TaskError` for data that are no images."""
         images = self.train.inputs
         if not isinstance(self.transform, ImageTransform) or not isinstance(images, Tensor):
-            if not len(self.train):
-                raise TaskError(
-                    "there are no data here that tell the shape of the images: put some into the "
-                    "data folder and give dataset.root=, or give a model that does not ask for it, "
-                    "model._target_="
-                )
+            why = "its samples are" if len(self.train) else "there are no data here, and so"
             raise TaskError(
-                "its samples are no images: give a model that takes them, model._target_="
+                f"{why} no images that tell the model's size: give such data, dataset.root=, or "
+                f"a model that needs none, model._target_="
             )
         channels, height, width = images.shape[1:]
         return channels, height, width
@@ -155,6 +151,11 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
         raise TaskError(
             f"{name} has classes={data.classes}: give their number, or 0 for targets of other kinds"
         )
+    if len(data.class_names) not in (0, data.classes):
+        raise TaskError(
+            f"{name} has {len(data.class_names)} class_names for classes={data.classes}: "
+            f"give one for each class, or none"
+        )
     for part, split in (("train", data.train), ("test", data.test)):
         expect_rows(f"{name}: {part}", split)
         if isinstance(data.transform, ImageTransform):
@@ -165,11 +166,6 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
             _expect_finite(f"{name}: {part}.inputs", split.inputs)
     if isinstance(data.transform, ImageTransform):
         _expect_one_shape(name, data, size)
-    if data.class_names and len(data.class_names) != data.classes:
-        raise TaskError(
-            f"{name} has {len(data.class_names)} class_names for classes={data.classes}: "
-            f"give one for each class, or none"
-        )
 
 
 def expect_finite_targets(name: str, data: Data) -> None:
@@ -189,32 +185,23 @@ def expect_rows(where: str, split: Split) -> None:
         tensors = leaves(value) if isinstance(value, Tensor | tuple | dict) else (value,)
         for tensor in tensors or ((None,) if part == "inputs" else ()):
             if not isinstance(tensor, Tensor):
-                raise TaskError(
-                    f"{where}.{part} are a {type(tensor).__name__}, and a tensor is taken: "
-                    f"give torch.as_tensor()"
-                )
-            if not tensor.dim():
-                raise TaskError(f"{where}.{part} are one value: give a row for each sample")
-            if tensor.layout != torch.strided or tensor.requires_grad:
-                raise TaskError(
-                    f"{where}.{part} are sparse or have requires_grad=True: give a dense tensor "
-                    f"without a gradient, to_dense().detach()"
-                )
-            if part == "groups" and (tensor.is_floating_point() or tensor.dim() != 1):
-                raise TaskError(
-                    f"{where}.groups are {_of(tensor)}: give the number of a group for each "
-                    f"sample, int64 (N,)"
-                )
-            rows = len(tensor)
-            if rows != len(split):
-                raise TaskError(
-                    f"{where}.{part} have {rows} rows, and its inputs have {len(split)}: "
-                    f"give one row for each sample"
-                )
-
-
-def _of(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+                found = f"are a {type(tensor).__name__}, and a tensor is taken"
+                cure = "give torch.as_tensor()"
+            elif not tensor.dim():
+                found, cure = "are one value", "give a row for each sample"
+            elif tensor.layout != torch.strided or tensor.requires_grad:
+                found = "are sparse or have requires_grad=True"
+                cure = "give a dense tensor without a gradient, to_dense().detach()"
+            elif part == "groups" and (tensor.is_floating_point() or tensor.dim() != 1):
+                kind = str(tensor.dtype).removeprefix("torch.")
+                found = f"are {kind} {tuple(tensor.shape)}"
+                cure = "give the number of a group for each sample, int64 (N,)"
+            elif len(tensor) != len(split):
+                found = f"have {len(tensor)} rows, and its inputs have {len(split)}"
+                cure = "give one row for each sample"
+            else:
+                continue
+            raise TaskError(f"{where}.{part} {found}: {cure}")
 
 
 def _expect_finite(where: str, tensors: Tensors) -> None:
@@ -225,12 +212,8 @@ def _expect_finite(where: str, tensors: Tensors) -> None:
         if not tensor.sum().isfinite() and not (finite := tensor.isfinite()).all():
             row = int((~finite).flatten(1 if tensor.dim() > 1 else 0).nonzero()[0, 0]) + 1
             raise TaskError(
-                f"{where} have NaN or infinity in row {row}: remove such rows, or give "
-                + (
-                    "an objective that ignores them"
-                    if where.endswith("targets")
-                    else "Data a transform that replaces them"
-                )
+                f"{where} have NaN or infinity in row {row}: remove such rows, or give an "
+                f"objective (targets) or a transform (inputs) that takes them"
             )
 
 
@@ -240,10 +223,9 @@ def _expect_images(where: str, images: Tensors) -> None:
         cure = "images.mul(255).round().to(torch.uint8), if they are floats from 0 to 1"
         raise TaskError(f"{where} are {found}, and uint8 from 0 to 255 is taken: give {cure}")
     if images.dim() != 4 or 0 in images.shape:
-        cure = "; give images.unsqueeze(1), if they are grey" if images.dim() == 3 else ""
         raise TaskError(
             f"{where} have the shape {tuple(images.shape)}, and (N, C, H, W) is taken: samples, "
-            f"channels, rows, columns, at least 1 of each{cure}"
+            f"channels, rows, columns, at least 1 of each; unsqueeze(1) makes grey ones so"
         )
 
 
@@ -254,34 +236,30 @@ def _expect_one_shape(name: str, data: Data, size: int | None) -> None:
         for images in (data.train.inputs, data.test.inputs)
         if isinstance(images, Tensor)
     )
+    cure = "give dataset.size=PIXELS, to which they are scaled"
     if shape != other:
         raise TaskError(
             f"{name}: images to train on are {_times(shape)}, those to test on {_times(other)}: "
-            f"make all of one shape (dataset.size=PIXELS does where their size differs)"
+            f"make all of one shape, or {cure}"
         )
     if shape[1] != shape[2]:
         raise TaskError(
-            f"{name}: its images are {_times(shape)}, and models take square ones: "
-            f"give dataset.size=PIXELS, to which they are scaled"
+            f"{name}: its images are {_times(shape)}, and models take square ones: {cure}"
         )
 
 
 def _expect_labels(where: str, split: Split, classes: int) -> None:
     labels = split.targets
-    shape = tuple(labels.shape) if isinstance(labels, Tensor) else None
-    if not isinstance(labels, Tensor) or shape != (len(split),):
-        cure = "; give targets.squeeze(1)" if shape == (len(split), 1) else ""
-        found = f"have the shape {shape}" if shape is not None else f"are a {type(labels).__name__}"
+    if not isinstance(labels, Tensor) or labels.shape != (len(split),):
+        found = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
         raise TaskError(
-            f"{where} {found}, and ({len(split)},) is taken with classes={classes}, "
-            f"a class for each sample{cure}"
+            f"{where} have the shape {found}, and ({len(split)},) is taken with "
+            f"classes={classes}, a class for each sample; squeeze(1) makes a column so"
         )
     if labels.dtype != torch.int64:
         cure = "targets.long(), if they are numbers of classes"
         raise TaskError(f"{where} are {labels.dtype}, and int64 is taken: give {cure}")
-    if not len(labels):
-        return
-    low, high = (int(bound) for bound in torch.aminmax(labels))
+    low, high = map(int, torch.aminmax(labels)) if len(labels) else (0, 0)
     if low < 0 or high >= classes:
         raise TaskError(
             f"{where} are from {low} to {high}, and 0 to {classes - 1} is taken with "

@@ -11,17 +11,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from edgewire.task.datasets.data import Data, Split, holdout
+from edgewire.task.datasets.data import Data, Split
 from edgewire.task.datasets.files import data_of, files_of, group_ids
 from edgewire.task.errors import MissingOption, TaskError
-from edgewire.task.tables.cells import OddCells, encoded
 from edgewire.task.tables.columns import Columns, Reading, plain_of
 from edgewire.task.tables.files import Rows, read, tidy
 from edgewire.task.tables.learn import Wishes, learn, survey_of
-from edgewire.task.tables.read import expect_there, inputs_of, located, rows_of, targets_of
+from edgewire.task.tables.read import (
+    OddCells,
+    encoded,
+    expect_there,
+    inputs_of,
+    located,
+    rows_of,
+    targets_of,
+)
 from edgewire.task.tables.survey import LEAST_ROWS, Survey
 from edgewire.task.tables.transform import TableTransform
 from edgewire.task.tensors import Tensors, count, leaves
@@ -93,14 +99,7 @@ def table(
         return _learned[key, columns]
     rows, cut = _read(files, wishes, drop_missing, on_device, known)
 
-    def training(labels: Tensor | None) -> NDArray[np.int64]:
-        every = torch.arange(cut or rows.table.num_rows)
-        if cut is None and 0 < test_share < 1:
-            split = Split(every, () if labels is None else labels)
-            every = holdout(split, test_share, by_class=labels is not None)[0].inputs  # type: ignore[assignment]
-        return every.numpy()
-
-    found = known or learn(rows, wishes, training)
+    found = known or learn(rows, wishes, cut, test_share)
     data = _data(rows, found, cut, test_share, on_device, root)
     if known is None:
         _learned.clear()
@@ -129,18 +128,19 @@ def wished(**options: Any) -> tuple[Mapping[str, Any], Wishes]:
     bound = signature(table).bind(**options)
     bound.apply_defaults()
     given = bound.arguments
-    reading = Reading(given["delimiter"], given["decimal"], given["missing"], given["header"])
-    kinds = {tidy(name): str(kind) for name, kind in (given["kinds"] or {}).items()}
-    return given, _wishes(given, reading, kinds=kinds, skip=_names(given["skip"]))
+    words = ("delimiter", "decimal", "missing", "header")
+    return given, _wishes(given, Reading(*(given[each] for each in words)))
 
 
 def _wishes(given: Mapping[str, Any], reading: Reading, **more: Any) -> Wishes:
-    """Return the wishes of the options that all loaders share; `more`: other fields."""
+    """Return the wishes of a loader's options; `more`: other fields."""
     inputs, classes = given["inputs"], given["classes"]
     return Wishes(
         target=_names(given["target"]),
         inputs=None if inputs is None else _names(inputs),
         group=next(iter(_names(given["group"])), None),
+        kinds={tidy(name): str(kind) for name, kind in (given.get("kinds") or {}).items()},
+        skip=_names(given.get("skip")),
         classes=None if classes is None else tuple(map(str, classes)),
         reading=reading,
         **more,
@@ -280,21 +280,20 @@ def csv(
     wishes = _wishes(locals(), reading, index=index, plain=True, on_device=on_device)
     files = files_of(root, PLAIN)
     rows, cut = _read(files, wishes, on_device=on_device)
-    found = learn(rows, wishes, lambda _: np.arange(cut or rows.table.num_rows))
+    found = learn(rows, wishes, cut)
     features = found.features
     if inputs is None:
         named = ", ".join(each.name for each in features[:MOST_NAMED])
         named += f" and {len(features) - MOST_NAMED} more" * (len(features) > MOST_NAMED)
         out = "".join(f"; {name!r} ({why}) is left out" for name, why in found.left)
         log.warning("%s: the inputs are %s%s", rows.place, named, out)
-    if mean is not None or std is not None or not standardize:
+    if not standardize and mean is None:
+        mean, std = (0.0,) * len(features), (1.0,) * len(features)
+    if mean is not None or std is not None:
         given = Standardize(tuple(mean or ()), tuple(std or ()))  # checks the numbers
-        if not standardize and not given.mean:
-            given = Standardize((0.0,) * len(features), (1.0,) * len(features))
-        elif not standardize or len(given.mean) != len(features):
+        if len(given.mean) != len(features):
             raise TaskError(
-                f"dataset.mean has {len(given.mean)} numbers: give one for each of "
-                f"{len(features)} inputs, and none with dataset.standardize=false"
+                f"dataset.mean has {len(given.mean)} numbers for {len(features)} inputs"
             )
         pairs = zip(features, given.mean, given.std, strict=True)
         features = tuple(replace(each, mean=float(m), std=float(s)) for each, m, s in pairs)

@@ -44,8 +44,10 @@ class Column:
         numbers = (self.mean, self.std, self.missing)
         good = all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)
         texts = all(isinstance(each, str) for each in (self.name, *self.values))
-        if not good or not texts or self.kind not in KINDS or self.std <= 0 or self.length < 0:
-            raise TaskError(f"dataset.columns: the column {str(self.name)[:40]!r} is not valid")
+        if not good or not texts or self.kind not in KINDS or self.std < 0 or self.length < 0:
+            raise TaskError(
+                f"the column {str(self.name)[:40]!r} is not valid: kinds are {', '.join(KINDS)}"
+            )
 
     @property
     def as_text(self) -> bool:

@@ -232,13 +232,13 @@ def _records(text: str, delimiter: str) -> list[list[str]]:
 
 def _delimiter(text: str) -> str:
     """Return the delimiter that gives all rows one number of cells, at least 2; else a comma."""
-    for delimiters in (DELIMITERS, " "):
-        widths = {}
-        for each in delimiters:
-            counts = {len(record) for record in _records(text, each)}
-            widths[each] = counts.pop() if len(counts) == 1 else 0
-        best = max(widths, key=lambda each: widths[each])
-        if widths[best] > 1:
+
+    def width(delimiter: str) -> int:
+        counts = {len(record) for record in _records(text, delimiter)}
+        return counts.pop() if len(counts) == 1 else 0
+
+    for best in (max(DELIMITERS, key=width), " "):
+        if width(best) > 1:
             return best
     return max(DELIMITERS, key=text.partition("\n")[0].count)
 

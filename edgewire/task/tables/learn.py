@@ -11,25 +11,28 @@ from logging import getLogger
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from edgewire.task.datasets.data import Split, holdout
 from edgewire.task.datasets.files import class_names
 from edgewire.task.errors import TaskError
-from edgewire.task.tables.cells import (
+from edgewire.task.tables.columns import Column, Columns, Reading
+from edgewire.task.tables.files import Rows, is_text, tidy
+from edgewire.task.tables.read import (
     Floats,
     OddCells,
     encoded,
+    expect_there,
     is_day,
     is_window,
     numeric,
+    targets_of,
     values_of,
     windows,
 )
-from edgewire.task.tables.columns import KINDS, Column, Columns, Reading
-from edgewire.task.tables.files import Rows, is_text, tidy
-from edgewire.task.tables.read import expect_there, targets_of
 from edgewire.task.tables.survey import Part, Survey
+from edgewire.task.tensors import only
 
 MOST_TEXTS = 40  # of a category; all further ones count as one
 FEW_ROWS = 20  # with fewer, nothing is taken for a row number or for free text
@@ -38,6 +41,8 @@ MOST_SHOWN = 20  # problems that an error lists
 INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+(\.\d+)*")
 ID = re.compile(r"(?i:(.*[\W_])?id)|.*[a-z]I[dD]")
 OTHER = "the target: name another as dataset.target="  # a cure
+PLAIN = "fix them, name other dataset.inputs=, or take dataset=table"  # the cure in dataset=csv
+LEFT = "left out"
 DATES = [day + clock for day in ("%d/%m/%Y", "%m/%d/%Y") for clock in ("", " %H:%M", " %H:%M:%S")]
 
 T = TypeVar("T")
@@ -69,18 +74,14 @@ class Wishes:
         return self.inputs is not None or name in self.kinds
 
 
-class Left(Exception):
-    """A column is no input; the message is the reason."""
-
-
 class Problem(Exception):
-    """A column cannot be taken. `found`: why; `cure`: what to do.
+    """A column is no input, or cannot be taken. `found`: why; `cure`: what to do.
 
-    `key`: the option that mends it, skip, kinds or drop_missing, if there is one; `kind`: its value
-    for `kinds`.
+    `key`: LEFT if it is left out; or the option that mends it, skip, kinds or drop_missing, if
+    there is one; `kind`: its value for `kinds`.
     """
 
-    def __init__(self, found: str, cure: str, key: str = "", kind: str = "") -> None:
+    def __init__(self, found: str, cure: str = "", key: str = "", kind: str = "") -> None:
         super().__init__(found)
         self.found, self.cure, self.key, self.kind = found, cure, key, kind
 
@@ -92,29 +93,29 @@ class Problems(TaskError):
         several = f"{len(problems):,} columns cannot be taken as they are"
         one = "1 column cannot be taken as it is"
         head = f"{place}: {one if len(problems) == 1 else several}"
-        shown = [(name[:30], each.found, each.cure) for name, each in problems[:MOST_SHOWN]]
+        shown = [
+            (name[:30], each.found, PLAIN if wishes.plain else each.cure)
+            for name, each in problems[:MOST_SHOWN]
+        ]
         wide, wider = (max(len(row[place]) for row in shown) for place in range(2))
         rows = [f"  {name:<{wide}}  {found:<{wider}}  {cure}" for name, found, cure in shown]
         words = " ".join(map(shlex.quote, _overrides(problems, wishes)))
         more = len(problems) - MOST_SHOWN
         ends = [f"and {more:,} more"] * (more > 0) + [f"then add: {words}"] * bool(words)
         said = [f"{name}: {found} ({cure})" for name, found, cure in shown]
-        super().__init__("; ".join([f"{head}: {said[0]}", *said[1:], *ends]))
+        super().__init__(f"{head}: {'; '.join([*said, *ends])}")
         self.screen = "\n".join([head, *rows, *ends])
 
 
 def _overrides(problems: list[tuple[str, Problem]], wishes: Wishes) -> list[str]:
     """Return the overrides that mend all problems that an option can mend."""
-    skip = dict.fromkeys(name for name, each in problems if each.key == "skip")
+    keys = {each.key for _, each in problems} if not wishes.plain else set()
+    skip = [name for name, each in problems if each.key == "skip"]
     kinds = {name: each.kind for name, each in problems if each.key == "kinds"}
+    names = ",".join(map(_word, dict.fromkeys([*wishes.skip, *skip])))
     pairs = ",".join(f"{_key(k)}:{_word(v)}" for k, v in {**wishes.kinds, **kinds}.items())
-    drops = any(each.key == "drop_missing" for _, each in problems)
-    return [
-        *[f"dataset.skip=[{','.join(map(_word, {**dict.fromkeys(wishes.skip), **skip}))}]"]
-        * bool(skip),
-        *[f"dataset.kinds={{{pairs}}}"] * bool(kinds),
-        *["dataset.drop_missing=true"] * drops,
-    ]
+    words = {"skip": f"[{names}]", "kinds": f"{{{pairs}}}", "drop_missing": "true"}
+    return [f"dataset.{key}={word}" for key, word in words.items() if key in keys]
 
 
 def _word(text: str) -> str:
@@ -132,16 +133,15 @@ def _key(text: str) -> str:
     return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", text)
 
 
-def learn(
-    rows: Rows, wishes: Wishes, training: Callable[[Tensor | None], NDArray[np.int64]]
-) -> Columns:
+def learn(rows: Rows, wishes: Wishes, cut: int | None = None, share: float = 0.0) -> Columns:
     """Return the columns of a table.
 
     Args:
         rows: all rows; the kinds and the classes come from all.
         wishes: what the user said.
-        training: gives the places of the training rows, from whose values the statistics come, for
-            the classes of all rows, int64 (N,), None without classes.
+        cut: the number of training rows, from whose values the statistics come, if there are files
+            to test on; None: all, but for those that `holdout` holds back.
+        share: the share of each class that is held back.
 
     Raises:
         Problems: columns that cannot be taken, all of them.
@@ -150,9 +150,14 @@ def learn(
     _expect_known(rows.place, rows.names, wishes)
     learner, findings = _Learner(rows, wishes), _Findings()
     target = findings.each(partial(_target, wishes), findings.each(learner.target, wishes.target))
-    classes = not findings.problems and target and target[0].kind == "category"
-    learner.train = training(targets_of(rows, Columns((), tuple(target))) if classes else None)
-    if not findings.problems and not classes:
+    labels, every = None, torch.arange(cut or rows.table.num_rows)
+    if not findings.problems and target and target[0].kind == "category":
+        labels = targets_of(rows, Columns((), tuple(target)))
+    if cut is None and 0 < share < 1:
+        split = Split(torch.arange(rows.table.num_rows), () if labels is None else labels)
+        every = only(holdout(split, share, by_class=labels is not None)[0].inputs)
+    learner.train = every.numpy()
+    if not findings.problems and labels is None:
         target = [learner.target(name).column for name in wishes.target]
     return _columns(
         rows.place, wishes, findings, findings.each(learner.part, learner.names), target
@@ -179,11 +184,10 @@ def columns_of(survey: Survey, wishes: Wishes) -> Columns:
     bad = {**{name: survey.left.get(name, "") for name in wishes.target}, **survey.bad}
     problems = [(name, Problem(why, OTHER)) for name, why in bad.items() if name not in parts]
     findings = _Findings(problems, dict(survey.left))
-    target = [parts.pop(each) for each in wishes.target if each in parts]
+    told = [parts.pop(each) for each in wishes.target if each in parts]
+    target = findings.each(partial(_target, wishes), told)
     features = [parts[n] for n in (parts if wishes.inputs is None else wishes.inputs) if n in parts]
-    return _columns(
-        "the survey", wishes, findings, features, findings.each(partial(_target, wishes), target)
-    )
+    return _columns("the survey", wishes, findings, features, target)
 
 
 @dataclass
@@ -197,13 +201,14 @@ class _Findings:
         """Return what `call` returns for each item, a column's name or part, where it succeeds."""
         found = []
         for item in items:
-            name = item if isinstance(item, str) else item.name
             try:
                 found.append(call(item))
             except Problem as problem:
-                self.problems.append((name, problem))
-            except Left as reason:
-                self.left[name] = str(reason)
+                name = item if isinstance(item, str) else item.name
+                if problem.key == LEFT:
+                    self.left[name] = problem.found
+                else:
+                    self.problems.append((name, problem))
         return found
 
 
@@ -234,10 +239,9 @@ def _target(wishes: Wishes, part: Part) -> Column:
     """Return the column of a target. Raises `Problem`."""
     if part.known < part.rows:
         found = f"{part.rows - part.known:,} of {part.rows:,} rows without a value"
-        key = "drop_missing" if part.known and not wishes.plain else ""
-        cure = "the target: dataset.drop_missing=true leaves them out" if key else OTHER
-        raise Problem(found, cure, key)
-    if part.column.kind != "category" and not (part.pair and part.texts > 1):
+        drops = "the target: dataset.drop_missing=true leaves them out"
+        raise Problem(found, *((drops, "drop_missing") if part.known else (OTHER,)))
+    if part.column.kind != "category":
         return part.column
     many = part.texts > max(part.known / 2, FEW_ROWS / 2)
     if many and wishes.classes is None and not wishes.plain:
@@ -247,12 +251,11 @@ def _target(wishes: Wishes, part: Part) -> Column:
 
 
 def _feature(wishes: Wishes, part: Part) -> Column:
-    """Return the column of an input. Raises `Problem` or `Left`."""
+    """Return the column of an input. Raises `Problem`."""
     gaps, name = part.rows - part.known, part.name
     column = replace(part.column, missing=gaps / max(part.rows, 1))
     if wishes.plain and gaps:
-        cure = "fill them, name other dataset.inputs=, or take dataset=table"
-        raise Problem(f"no value in {gaps:,} of {part.rows:,} rows", cure)
+        raise Problem(f"no value in {gaps:,} of {part.rows:,} rows")
     named = wishes.plain or wishes.names(name)
     if column.kind == "category":
         if not named and part.known >= FEW_ROWS and part.texts > part.known / 2:
@@ -261,14 +264,15 @@ def _feature(wishes: Wishes, part: Part) -> Column:
             raise Problem(found, cure, "skip")
         ranked = sorted(part.counts, key=lambda text: (-part.counts[text], text))
         if not named and len(ranked) + (part.unnamed > 0) < 2 and not (ranked and gaps):
-            raise Left("rare texts" if part.unnamed else "constant" if part.known else "empty")
+            why = "rare texts" if part.unnamed else "constant" if part.known else "empty"
+            raise Problem(why, key=LEFT)
         # a single further text needs no other place
         other = len(ranked) > MOST_TEXTS + 1 or part.unnamed > 0
         return replace(column, values=(*ranked[: MOST_TEXTS + (not other)],), other=other)
     if named or column.kind == "window":
         return column
-    if not part.known or (part.constant and not gaps):
-        raise Left("constant" if part.known else "empty")
+    if not part.known or (part.told and not column.std and not gaps):
+        raise Problem("constant" if part.known else "empty", key=LEFT)
     if part.numbered:
         cure = f"a row number? leave it out, or dataset.kinds={{{name}: number}}"
         raise Problem(f"{part.known:,} different whole numbers", cure, "skip")
@@ -276,7 +280,7 @@ def _feature(wishes: Wishes, part: Part) -> Column:
 
 
 def _expect_known(place: str, names: Sequence[str], wishes: Wishes) -> None:
-    """Raise `TaskError` for options that name absent columns, or no kind."""
+    """Raise `TaskError` for options that name absent columns, or contradict each other."""
     inputs, group = wishes.inputs or (), () if wishes.group is None else (wishes.group,)
     given = {"target": wishes.target, "inputs": inputs, "group": group}
     for key, wanted in {**given, "kinds": wishes.kinds, "skip": wishes.skip}.items():
@@ -289,9 +293,6 @@ def _expect_known(place: str, names: Sequence[str], wishes: Wishes) -> None:
         )
     if wishes.classes is not None and len(wishes.target) != 1:
         raise TaskError("dataset.classes names the classes of one target: give dataset.target=NAME")
-    for name, kind in wishes.kinds.items():
-        if kind not in KINDS and "%" not in kind:
-            raise TaskError(f"dataset.kinds: {name} is {kind!r}; give {', '.join(KINDS)}")
 
 
 class _Learner:
@@ -307,70 +308,56 @@ class _Learner:
     @property
     def names(self) -> Sequence[str]:
         """The names of the features, and of columns that may be some."""
-        if self.wishes.inputs is not None:
-            return self.wishes.inputs
         used = {*self.wishes.target, self.wishes.group}
-        return [name for name in self._places if name not in used]
+        return self.wishes.inputs or [name for name in self._places if name not in used]
 
     def target(self, name: str) -> Part:
         """Return what the rows say of a target. Raises `Problem`."""
         return self.part(name, target=True)
 
     def part(self, name: str, target: bool = False) -> Part:
-        """Return what the rows say of a column. Raises `Problem`, or `Left` for an input."""
-        wishes, places, column = self.wishes, self._places[name], Column(name)
-        if not target and name in wishes.skip:
-            raise Left("dataset.skip")
-        if not target and not wishes.names(name) and INDEX.fullmatch(name) and not wishes.index:
-            raise Left("pandas' index")
+        """Return what the rows say of a column. Raises `Problem`."""
+        rows, wishes, places = self.rows, self.wishes, self._places[name]
+        free = not target and not wishes.names(name)
+        if name in wishes.skip and not target:
+            raise Problem("dataset.skip", key=LEFT)
+        if free and not wishes.index and INDEX.fullmatch(name):
+            raise Problem("pandas' index", key=LEFT)
         if len(places) > 1:
-            key = "" if wishes.plain or target else "skip"
+            key = "" if target else "skip"
             raise Problem(f"{len(places)} columns have this name", "rename all but one", key)
-        cells = self.rows.table.column(places[0])
+        cells, column = rows.table.column(places[0]), Column(name)
         try:
             column = self._kind(name, cells, target)
             if column.kind == "category":
                 return self._category(column, cells)
+            if target and column.kind in ("date", "window"):
+                raise OddCells(f"cells of {cells.type}, and classes or numbers are taken")
             if column.kind == "window":
-                values = windows(self.rows, cells).astype(np.float64)
+                values = windows(rows, cells).astype(np.float64)
                 column = replace(column, length=values.shape[1])
             else:
-                values = values_of(self.rows, cells, column)
+                values = values_of(rows, cells, column)
         except OddCells as odd:
-            raise self._problem(column, cells, target, odd) from odd
+            if target:
+                raise Problem(str(odd), OTHER) from odd
+            if free and column.kind == "number" and is_text(cells.type):
+                cure = f"no number: fix them, or dataset.kinds={{{name}: category}}"
+                raise Problem(str(odd), cure, "kinds", "category") from odd
+            cure = f"no {column.kind}: fix them, or leave it out"
+            raise Problem(str(odd), cure, "skip") from odd
         gaps = np.isnan(values)
         if column.kind == "date" and (values[~gaps] % 1).any():
             column = replace(column, kind="time")
         part = self._measured(column, values, gaps)
-        if wishes.plain or gaps.any():
+        whole = str(cells.type).startswith(("int", "uint"))
+        if not whole or not free or gaps.any() or len(values) < FEW_ROWS:
             return part
-        if target and len(wishes.target) == 1 and name not in wishes.kinds:
-            few = len(np.unique(values[:1000])) < 3 and not (values % 1).any()
-            found = self._category(column, cells) if few else part
-            pair = few and found.texts < 3
-            return (
-                replace(part, counts=found.counts, texts=found.texts, pair=True) if pair else part
-            )
-        if str(cells.type).startswith(("int", "uint")) and len(values) >= FEW_ROWS:
-            steps = np.diff(np.sort(values))
-            named, once = ID.fullmatch(name) is not None, bool(steps.min() > 0)
-            if named and once and not np.ptp(steps) and not wishes.names(name):
-                raise Left("numbers the rows")
-            close = steps.sum() < 1.25 * len(values)
-            return replace(part, numbered=once and (named or bool(close)))
-        return part
-
-    def _problem(self, column: Column, cells: Any, target: bool, odd: OddCells) -> Problem:
-        """Return the problem of cells that are not of a column's kind."""
-        kind = column.kind
-        if target:
-            return Problem(str(odd), OTHER)
-        if self.wishes.plain:
-            return Problem(str(odd), "no number: name other dataset.inputs=, or take dataset=table")
-        if kind == "number" and is_text(cells.type) and column.name not in self.wishes.kinds:
-            cure = f"no number: fix them, or dataset.kinds={{{column.name}: category}}"
-            return Problem(str(odd), cure, "kinds", "category")
-        return Problem(str(odd), f"no {kind}: fix them, or leave it out", "skip")
+        steps = np.diff(np.sort(values))
+        once, named = bool(steps.min() > 0), ID.fullmatch(name) is not None
+        if once and named and not np.ptp(steps) and not wishes.plain:
+            raise Problem("numbers the rows", key=LEFT)
+        return replace(part, numbered=once and (named or steps.sum() < 1.25 * len(values)))
 
     def _kind(self, name: str, cells: Any, target: bool) -> Column:
         """Return a column with its kind: what the user said, or what most cells are."""
@@ -389,8 +376,13 @@ class _Learner:
         if is_window(kind) or is_day(kind):
             return Column(name, "window" if is_window(kind) else "date")
         if not is_text(kind):
-            whole = plain and str(kind).startswith(("int", "uint"))
-            return Column(name, "integer" if whole else "number")
+            whole = str(kind).startswith(("int", "uint"))
+            if plain or not target:
+                return Column(name, "integer" if target and whole else "number")
+            two = compute.unique(cells.drop_null()).to_pylist()[:3]
+            numbers = len(two) < 3 and all(isinstance(each, int | float) for each in two)
+            classes = numbers and all(float(each).is_integer() for each in two)
+            return Column(name, "category" if two and classes else "number")
         texts = encoded(self.rows, cells)[1]
         share = 1 - numeric(self.rows, texts).null_count / max(len(texts), 1)
         if share == 1 or (share >= 0.5 and not target):  # the others are shown as no numbers
@@ -416,10 +408,8 @@ class _Learner:
     def _measured(self, column: Column, values: Floats, gaps: NDArray[np.bool_]) -> Part:
         """Return what values say of a column, float64 (N,) or (N, length); `gaps`: which lack."""
         good = values[self.train][~gaps[self.train]]
-        part = Part(column, values.size, values.size - int(gaps.sum()), len(good))
-        if not len(good):
-            return part
-        if good.min() == good.max():  # the mean may be rounded, and the deviation is not 0 then
-            return replace(part, column=replace(column, mean=float(good[0])), constant=True)
-        column = replace(column, mean=float(good.mean()), std=float(good.std()) or 1.0)
-        return replace(part, column=column)
+        if len(good):  # the mean of equal values may be rounded, and the deviation is not 0 then
+            equal = good.min() == good.max()
+            mean, std = (good[0], 0.0) if equal else (good.mean(), good.std())
+            column = replace(column, mean=float(mean), std=float(std))
+        return Part(column, values.size, values.size - int(gaps.sum()), len(good))

@@ -27,22 +27,20 @@ class Part:
     """What rows say of a column.
 
     `column`: its kind, a date's format, a window's length, and the mean and deviation of `told`
-    training values; `constant`: whether these are equal. `rows`, `known`: all rows, or the values
+    training values, which is 0 for equal ones. `rows`, `known`: all rows, or the values
     in their windows, and how many have a value. `texts`: how many texts they have. `counts`: the
     training rows by their text; `unnamed`: those with a further text. `numbered`: whether the
-    values number the rows. `pair`: whether a target has at most two whole numbers.
+    values number the rows.
     """
 
     column: Column
     rows: int = 0
     known: int = 0
     told: int = 0
-    constant: bool = False
     counts: Mapping[str, int] = field(default_factory=dict)
     unnamed: int = 0
     texts: int = 0
     numbered: bool = False
-    pair: bool = False
 
     @property
     def name(self) -> str:
@@ -65,7 +63,7 @@ class Part:
         if self.told >= LEAST * max(self.column.length, 1):
             return part
         plain = replace(self.column, mean=0.0, std=1.0)
-        return replace(part, column=plain, told=0, constant=False, numbered=False)
+        return replace(part, column=plain, told=0, numbered=False)
 
     def check(self) -> None:
         """Raise `ValueError` for what no node of ours tells."""
@@ -139,9 +137,9 @@ def refused(surveys: Mapping[int, Survey]) -> dict[int, str]:
     for node, own in kinds.items():
         odd = [name for name, kind in common.items() if own.get(name, "missing") not in ("", kind)]
         if odd:
-            said = f"{tidy(odd[0])} is {own.get(odd[0], 'missing')}, and {common[odd[0]]} at most"
+            said = f"{odd[0]} is {own.get(odd[0], 'missing')}, and {common[odd[0]]} at most"
             more = f", and {len(odd) - 1} more columns differ" if len(odd) > 1 else ""
-            reasons[node] = f"{said} nodes{more} (dataset.kinds= decides)"
+            reasons[node] = tidy(f"{said} nodes{more} (dataset.kinds= decides)")
     return reasons
 
 
@@ -175,22 +173,19 @@ def pooled(parts: Sequence[Part]) -> Part:
     counts = sum((Counter(each.counts) for each in parts), Counter[str]())
     told = [each for each in parts if each.told]
     weights = [each.told for each in told]
-    constant, mean, std = False, 0.0, 1.0
+    mean, std = 0.0, 1.0
     if told:
         means = np.array([each.column.mean for each in told])
-        stds = np.array([0.0 if each.constant else each.column.std for each in told])
-        constant = not stds.any() and not np.ptp(means)
-        mean = float(means[0] if constant else np.average(means, weights=weights))
-        std = float(np.sqrt(np.average(stds**2 + (means - mean) ** 2, weights=weights))) or 1.0
+        mean = float(np.average(means, weights=weights) if np.ptp(means) else means[0])
+        squares = np.square([each.column.std for each in told]) + (means - mean) ** 2
+        std = float(np.sqrt(np.average(squares, weights=weights)))
     return Part(
         replace(column, mean=mean, std=std),
         rows=sum(each.rows for each in parts),
         known=sum(each.known for each in parts),
         told=sum(weights),
-        constant=constant,
         counts=counts,
         unnamed=sum(each.unnamed for each in parts),
         texts=len(counts) + sum(max(each.texts - len(each.counts), 0) for each in parts),
         numbered=all(each.numbered for each in known),
-        pair=all(each.pair for each in known) and len(counts) <= 2,
     )

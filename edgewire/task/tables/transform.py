@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from edgewire.task.tables.columns import Column, plain_of
-from edgewire.task.tensors import Tensors
+from edgewire.task.tensors import Tensors, leaves
 
 PERIODS = {"date": (365.2425, 7.0), "time": (365.2425, 7.0, 1.0)}  # days of a year, a week, a day
 
@@ -50,17 +50,11 @@ class TableTransform(nn.Module):
         windows = [each for each in self.features if each.kind == "window"]
         self.rows, self.windows = len(rows), len(windows)
         numbers = [place for place, each in enumerate(rows) if each.kind != "category"]
-        waves = [
-            (place, 1 / period)
-            for place, each in enumerate(rows)
-            for period in PERIODS.get(each.kind, ())
-        ]
-        texts = [
-            (place, code)
-            for place, each in enumerate(rows)
-            if each.kind == "category"
-            for code in range(len(each.values) + each.other)
-        ]
+        waves, texts = list[tuple[int, float]](), list[tuple[int, int]]()
+        for place, each in enumerate(rows):
+            waves += [(place, 1 / period) for period in PERIODS.get(each.kind, ())]
+            if each.kind == "category":
+                texts += [(place, code) for code in range(len(each.values) + each.other)]
         gaps = [place for place, each in enumerate(rows) if each.missing]
 
         def keep(name: str, values: Sequence[float], kind: torch.dtype = torch.float64) -> None:
@@ -68,39 +62,33 @@ class TableTransform(nn.Module):
 
         keep("numbers", numbers, torch.int64)
         keep("mean", [rows[place].mean for place in numbers])
-        keep("std", [rows[place].std for place in numbers])
+        keep("std", [rows[place].std or 1.0 for place in numbers])
         keep("waves", [place for place, _ in waves], torch.int64)
         keep("rates", [rate for _, rate in waves])
         keep("texts", [place for place, _ in texts], torch.int64)
         keep("codes", [code for _, code in texts])
         keep("gaps", gaps, torch.int64)
         keep("window_mean", [each.mean for each in windows], torch.float32)
-        keep("window_std", [each.std for each in windows], torch.float32)
+        keep("window_std", [each.std or 1.0 for each in windows], torch.float32)
         self.width = len(numbers) + 2 * len(waves) + len(texts) + len(gaps)
 
     def forward(self, inputs: Tensors) -> Tensors:
         """Return a model's input."""
-        several = tuple(inputs) if isinstance(inputs, tuple) else (inputs,)
-        device = several[0].device  # type: ignore[union-attr]
-        if self.mean.device != device:
-            self.to(device)
-        found: list[Tensor] = []
-        if self.rows:
-            found.append(self._rows(several[0]))  # type: ignore[arg-type]
+        several = tuple(leaves(inputs))
+        if self.mean.device != several[0].device:
+            self.to(several[0].device)
+        found = [self._rows(several[0])] if self.rows else []
         if self.windows:
             mean, std = self.window_mean[:, None], self.window_std[:, None]
-            scaled = (several[-1].float() - mean) / std  # type: ignore[union-attr]
-            found.append(torch.where(scaled.isnan(), torch.zeros_like(scaled), scaled))
+            found.append(_without_gaps((several[-1].float() - mean) / std))
         return found[0] if len(found) == 1 else tuple(found)
 
     def _rows(self, rows: Tensor) -> Tensor:
-        scaled = (rows.index_select(1, self.numbers) - self.mean) / self.std
-        parts = [torch.where(scaled.isnan(), torch.zeros_like(scaled), scaled).float()]
+        parts = [_without_gaps((rows.index_select(1, self.numbers) - self.mean) / self.std).float()]
         if len(self.waves):
             turns = rows.index_select(1, self.waves) * self.rates
             angles = 2 * math.pi * (turns - turns.floor()).float()
-            found = torch.cat([angles.sin(), angles.cos()], 1)
-            parts.append(torch.where(found.isnan(), torch.zeros_like(found), found))
+            parts.append(_without_gaps(torch.cat([angles.sin(), angles.cos()], 1)))
         if len(self.texts):
             parts.append(rows.index_select(1, self.texts).eq(self.codes).float())
         if len(self.gaps):
@@ -110,3 +98,7 @@ class TableTransform(nn.Module):
     def arguments(self) -> dict[str, Any]:
         """Return the arguments, as JSON has them, that make an equal transform."""
         return {"features": [dict(plain_of(each)) for each in self.features]}
+
+
+def _without_gaps(values: Tensor) -> Tensor:
+    return torch.where(values.isnan(), torch.zeros_like(values), values)

@@ -123,9 +123,10 @@ WRONG = {
     "an absent target": ({"target": "churned"}, "did you mean churn"),
     "an absent input": ({"inputs": ["height"]}, "no column height: dataset.inputs="),
     "an absent kind": ({"kinds": {"height": "number"}}, "no column height: dataset.kinds="),
-    "an unknown kind": ({"kinds": {"age": "numbr"}}, "give number, category"),
+    "an unknown kind": ({"kinds": {"age": "numbr"}}, "kinds are number, category"),
     "the target as an input": ({"inputs": ["churn"]}, "not the target"),
     "no input": ({"skip": ["age", "plan"]}, "all are left out, age \\(dataset.skip\\)"),
+    "dates as a target": ({"target": "day"}, "day: cells of date32.*name another"),
     "one class": ({"target": "one"}, "one class only"),
     "an unknown class": ({"classes": ["no", "maybe"]}, "'yes' is no known class"),
     "a wrong delimiter": ({"delimiter": "tabs"}, "or tab or space"),
@@ -133,7 +134,7 @@ WRONG = {
     "a broken kind": ({"kinds": {"plan": "number"}}, '"plus" in row 1 and 59 more'),
     "a broken date": ({"kinds": {"plan": "%d.%m.%Y"}}, "no date|date"),
     "columns of nobody": ({"columns": "[1, 2]"}, "not the JSON"),
-    "an odd column": ({"columns": '{"features": [{"name": "a", "std": 0}]}'}, "not valid"),
+    "an odd column": ({"columns": '{"features": [{"name": "a", "std": -1}]}'}, "not valid"),
     "an absent column": ({"columns": '{"features": [{"name": "height"}]}'}, "no column height"),
     "a device without columns": ({"on_device": True}, "dataset.columns=FILE"),
 }
@@ -142,7 +143,9 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_option_is_one_line(case, tmp_path):
     options, line = WRONG[case]
-    root = file_of(tmp_path, {**GOOD, "one": ["a"] * ROWS} if case == "one class" else GOOD)
+    more = {"one": ["a"] * ROWS, "day": pandas.date_range("2024-01-01", periods=ROWS)}
+    name = options.get("target")
+    root = file_of(tmp_path, {**GOOD, name: more[name]} if name in more else GOOD)
     with pytest.raises(TaskError, match=line) as caught:
         table(root, **{"target": "churn", **options})
     assert "\n" not in str(caught.value)
