@@ -49,7 +49,7 @@ def learned(frame, wishes=WISHES):
 @given(st.integers(1, 8), st.integers(0, 999), st.sampled_from([0.0, 1e6, -1e12]))
 def test_parts_are_the_whole(parts, seed, offset):
     """Each part has at least LEAST rows of each text."""
-    frame = table(parts * 60, seed, offset)
+    frame = table(parts * 160, seed, offset)
     surveys = [survey(frame.iloc[at::parts]) for at in range(parts)]
     assert [Survey.from_bytes(each.to_bytes()) for each in surveys] == surveys
     assert refused(dict(enumerate(surveys))) == {}
