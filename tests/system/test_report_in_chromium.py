@@ -72,10 +72,10 @@ def test_keys_sort_a_table(opened):
     heads = page.eval_on_selector_all(
         "#table-summary th", "heads => heads.map((head) => head.textContent.trim())"
     )
-    column = heads.index("bytes up") + 1
+    column = heads.index("sent up") + 1
     for _ in range(60):
         page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.textContent").strip() == "bytes up":
+        if page.evaluate("document.activeElement.textContent").strip() == "sent up":
             break
     focused = page.evaluate(
         "(() => { const style = getComputedStyle(document.activeElement);"
@@ -88,7 +88,7 @@ def test_keys_sort_a_table(opened):
     page.keyboard.press("Enter")
     assert texts(page, "summary", column) == ["200 kB", "20 kB", "2 kB"]
     sorted_by = page.locator("#table-summary th[aria-sort=descending]")
-    assert sorted_by.inner_text().strip().startswith("bytes up")
+    assert sorted_by.inner_text().strip().startswith("sent up")
 
 
 def test_the_filter_leaves_matching_rows(opened):
