@@ -22,7 +22,7 @@ from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, confine_data
 from edgewire.task.tables.columns import SURVEY, Columns
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
     from torch import Tensor
 
     from edgewire.task.datasets import Data

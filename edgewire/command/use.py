@@ -18,7 +18,7 @@ from edgewire.report.summary import trained
 from edgewire.strategy.run.whole_files import replace_file
 from edgewire.task.model_file import file_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
     import pandas as pd
 
     from edgewire.task.predictor import Predictor

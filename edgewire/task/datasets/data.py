@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,11 +13,9 @@ from torch import Tensor
 
 from edgewire.task.errors import TaskError
 from edgewire.task.registry import Registry
+from edgewire.task.tables.columns import Columns
 from edgewire.task.tensors import Tensors, count, leaves, mapped, taken
 from edgewire.task.transforms import ImageTransform, LogMel, unchanged
-
-if TYPE_CHECKING:
-    from edgewire.task.tables.columns import Columns
 
 MOST_READ = 1 << 26  # entries of a tensor in which NaN is looked for
 DOWNLOAD_TIMEOUT = 30.0  # seconds to wait for a server that sends nothing
@@ -77,7 +74,7 @@ class Data:
     classes: int = 0
     class_names: tuple[str, ...] = ()
     group_names: tuple[str, ...] = ()
-    columns: "Columns | None" = None
+    columns: Columns | None = None
 
     def prepared(self, inputs: Tensors, device: str | torch.device = "cpu") -> Tensors:
         """Return inputs as the model takes them, on a device."""
