@@ -1,8 +1,8 @@
 """Checks every command in the pages: `make docs-check`.
 
-A command in a fenced block is run, or a test runs it, or it is checked without running it: the
-configuration is composed, or its options are parsed. The other commands are listed with a reason.
-All commands of docs/tutorial.md are run, and print what the page shows.
+A command in a fenced block is checked without running it: its configuration is composed, or its
+options are parsed. The other commands are listed with a reason. All commands of docs/tutorial.md
+are run, and print what the page shows.
 """
 
 from __future__ import annotations
@@ -16,72 +16,24 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from docs.check_without_running import COMPOSED, LISTED, PARSED, ROOT, Checked, Wrong, check
-from docs.commands import Block, Command, blocks
+from docs.commands import Block, blocks
 from docs.run_page import PageRun
 from edgewire.report.format import markdown_table
 
-RUN, TESTED = "run", "tested"
-KINDS = (RUN, TESTED, COMPOSED, PARSED, LISTED)
+RUN = "run"
+KINDS = (RUN, COMPOSED, PARSED, LISTED)
 TUTORIAL = Path("docs/tutorial.md")
 # These commands of the tutorial do not end, or need a screen.
 NOT_RUN = re.compile(r"python -m (edgewire\.report \S+ --watch|webbrowser)\b|ssh ")
-
-
-@dataclass(frozen=True)
-class Tested:
-    """The commands of a page that a test takes from the page and runs.
-
-    `commands`: a pattern for their beginnings. `languages`: of their blocks.
-    """
-
-    page: str
-    commands: str
-    test: str
-    languages: tuple[str, ...] = ("", "bash")
-
-
-YOUR_TASK, DEPLOY = "tests/docs/test_your_task.py", "tests/docs/test_deploy.py"
-TESTS = (
-    Tested("docs/your-task.md", r"python run\.py dataset=csv ",
-           f"{YOUR_TASK}::test_a_table_trains_without_python", ("",)),
-    Tested("docs/your-task.md", r"python run\.py ",
-           f"{YOUR_TASK}::test_the_commands_train_the_page_s_model", ("",)),
-    Tested("docs/deploy.md",
-           r"python -m edgewire.deploy\.(keys (server|node|register kitchen garden)|server$)",
-           f"{DEPLOY}::test_photos_on_devices_train_a_model"),
-    Tested("docs/deploy.md", r"python -m edgewire.deploy\.node .*--node-config 'data=",
-           f"{DEPLOY}::test_photos_on_devices_train_a_model"),
-    Tested("docs/deploy.md", r"python run\.py engine=superlink .*dataset\.holdout",
-           f"{DEPLOY}::test_photos_on_devices_train_a_model"),
-)  # fmt: skip
 
 
 def pages(root: Path = ROOT) -> list[Path]:
     """Return the pages whose commands are checked."""
     tops = ("README.md", "CONTRIBUTING.md", "papers/benchmarks/README.md", "compression/README.md")
     return [root / name for name in tops] + sorted((root / "docs").rglob("*.md"))
-
-
-def test_of(command: Command, block: Block) -> str | None:
-    """Return the test that runs a command of a page; None if there is none.
-
-    Raises `Wrong` if the named test does not exist any more.
-    """
-    for each in TESTS:
-        if (
-            command.page == ROOT / each.page
-            and block.language in each.languages
-            and re.match(each.commands, command.text)
-        ):
-            file, _, name = each.test.partition("::")
-            if not (ROOT / file).is_file() or f"def {name}(" not in (ROOT / file).read_text():
-                raise Wrong(f"the test {each.test}, which ran it, does not exist")
-            return each.test
-    return None
 
 
 def check_page(page: Path, ran: bool = False) -> tuple[list[Checked], list[str]]:
@@ -104,8 +56,6 @@ def check_page(page: Path, ran: bool = False) -> tuple[list[Checked], list[str]]
             try:
                 if ran and not NOT_RUN.match(command.text):
                     found.append(Checked(RUN))
-                elif test_of(command, block):
-                    found.append(Checked(TESTED))
                 else:
                     found.append(check(command))
             except Wrong as error:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib.util
+import importlib
 import io
 import os
 import re
@@ -12,12 +11,13 @@ import runpy
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +28,10 @@ COMPOSED, PARSED, LISTED = "composed", "parsed", "listed"  # kinds of checks
 GOAL = re.compile(r"goal=\w+:[\d.]+")
 OF_COMPARE = ("goal=", "minutes=", "bytes=")  # words of `compare` that are no overrides
 JOBS = 8  # of a sweep, at most, are composed
-SECONDS = 120  # a module's import and its parser need less
+OURS = ("docs", "edgewire", "papers")  # the packages of this project
 # modules whose only arguments are the overrides of a run; they add these to their `SETTINGS`
 OVERRIDES_ONLY = ("papers.benchmarks.index_sets",)
-OPTIONS_OF = {"simulation": "edgewire.simulation.any_app.main"}  # imported under another name
 DOWNLOADS = "downloads packages; the names of extras are checked"
-SHELL = "a shell's own: only its name is checked"
 REASONS = {
     "ssh": "needs another machine",
     **dict.fromkeys(("mlflow", "tensorboard", "wandb"), "another project's program"),
@@ -41,15 +39,13 @@ REASONS = {
     "git": "downloads this project",
     "pip": DOWNLOADS,
     "uv": DOWNLOADS,
-    **dict.fromkeys(
-        (
-            *(".", "cd", "cp", "exit", "export", "find", "grep", "head", "jobs", "kill", "ls"),
-            *("mkdir", "mktemp", "pkill", "printf", "rm", "set", "sleep", "source", "trap", "wait"),
-        ),
-        SHELL,
-    ),
 }
-MODULES = {"venv": "Python's own module", "pytest": "another project's module"}
+MODULES = {
+    "venv": "Python's own module",
+    "pytest": "another project's module",
+    "docs.configuration": "takes no options",
+    "papers.benchmarks.sweeps": "takes no options, and minutes",
+}
 
 
 class Wrong(Exception):
@@ -73,15 +69,11 @@ def check(command: Command) -> Checked:
         return _check_make(arguments)
     if program.startswith(("flwr", "flower-")):
         return _check_flower(command.words)
-    if program not in REASONS:
-        raise Wrong(
-            f"{program} is no program that this check knows (docs/check_without_running.py)"
-        )
     if program in ("pip", "uv"):
         _expect_extras(arguments)
-    if REASONS[program] == SHELL and not _in_shell(program):
-        raise Wrong(f"{program} is no command of the shell")
-    return Checked(LISTED, REASONS[program], program)
+    if program not in REASONS and not _in_shell(program):
+        raise Wrong(f"{program} is no program of the shell, nor one in {Path(__file__).name}")
+    return Checked(LISTED, REASONS.get(program, "only its name is checked"), program)
 
 
 @cache
@@ -110,93 +102,57 @@ def check_run(words: Sequence[str]) -> Checked:
 
     Raises `Wrong` for the first mistake.
     """
-    from edgewire.command import saved_config
-    from edgewire.command.main import COMPARE, EXPORT, PREDICT
-    from edgewire.command.new_task import NEW
-    from edgewire.command.saved_config import BESIDE, RESUME, START, options_first
-
-    if words[:1] == [NEW]:
-        if len(words) != 2:
-            raise Wrong(f"run.py {NEW} takes one name")
-        return Checked(PARSED)
-    if words[:1] == [PREDICT]:
-        return _expect_use(words, 3)
-    if words[:1] == [EXPORT]:
-        return _expect_use(words, 3, 4)
-    if words[:1] == [COMPARE]:  # it makes a sweep of its overrides
-        if wrong := [w for w in words if w.startswith("goal=") and not GOAL.fullmatch(w)]:
-            raise Wrong(f"{wrong[0]}: it must be METRIC:VALUE or within:VALUE")
-        words = ["--multirun", *(w for w in words[1:] if not w.startswith(OF_COMPARE))]
-    if words[:1] and words[0].startswith(f"{START}="):  # the others change RUN's configuration
-        words = words[1:]
-    # `continue=` continues a sweep, where this version has it.
-    for key in (RESUME, getattr(saved_config, "CONTINUE", RESUME)):
-        if any(word.startswith(f"{key}=") for word in words):
-            beside = (f"{key}=", *(BESIDE if key == RESUME else vars(saved_config)["BESIDE_SWEEP"]))
-            if wrong := [word for word in words if not word.startswith(beside)]:
-                raise Wrong(f"{wrong[0]} does not go with {key}=")
-            return Checked(PARSED)
     try:
-        given, _ = options_first(list(words))
-        if given.config_dir:
-            raise Wrong(
-                "a folder of the user's own configuration is not here: a test has to run it"
-            )
-        if given.config_path:
-            return Checked(LISTED, "needs a folder that a run or a program has written", "run.py")
-        for job in _jobs(given.overrides, given.multirun):
-            _compose(job)
+        return _check_run([*words])
     except Wrong:
         raise
     except Exception as error:  # Hydra, OmegaConf and the checks raise a dozen types
         raise Wrong(str(error).strip().splitlines()[0]) from error
+
+
+def _check_run(words: list[str]) -> Checked:
+    from edgewire.command.saved_config import CONTINUE, RESUME, START, apart, options_first
+    from edgewire.command.use import parsed
+    from edgewire.conf.check import check_targets
+    from edgewire.conf.load import compose_config, typed
+
+    word = words[0] if words else ""
+    if word == "new" and len(words) != 2:
+        raise Wrong("run.py new takes one name")
+    if word in ("predict", "export"):
+        parsed(word, words[1:])
+    if word in ("new", "predict", "export"):
+        return Checked(PARSED)
+    if word == "compare":  # it makes a sweep of its overrides
+        if wrong := [w for w in words if w.startswith("goal=") and not GOAL.fullmatch(w)]:
+            raise Wrong(f"{wrong[0]}: it must be METRIC:VALUE or within:VALUE")
+        words = ["--multirun", *(w for w in words[1:] if not w.startswith(OF_COMPARE))]
+    for key in (RESUME, CONTINUE, START):
+        if any(each.startswith(f"{key}=") for each in words):
+            _, words = apart(key, words)
+            if key != START:  # there the others change the configuration of a run
+                return Checked(PARSED)
+    given, _ = options_first(words)
+    if given.config_path or given.config_dir:
+        return Checked(LISTED, "needs a folder that the user or a program has written", "run.py")
+    for job in _jobs(given.overrides, given.multirun):
+        # A file of the user's own is not here.
+        known = [each for each in job if not each.lstrip("+").startswith("model.file=")]
+        check_targets(typed(compose_config(known)))
     return Checked(COMPOSED)
-
-
-def _expect_use(words: Sequence[str], *counts: int) -> Checked:
-    """Check `predict RUN FILE` or `export RUN FORMAT [FILE]`, which have `counts` words."""
-    from edgewire.command.main import EXPORT
-    from edgewire.task.export import ENDS
-
-    plain = [word for word in words if not word.startswith("--")]
-    if len(plain) not in counts:
-        raise Wrong(f"run.py {words[0]} takes {counts[0] - 1} words, not {len(plain) - 1}")
-    if plain[0] == EXPORT and plain[2] not in ENDS:
-        raise Wrong(f"no format {plain[2]}; there are: {', '.join(ENDS)}")
-    return Checked(PARSED)
 
 
 def _jobs(words: Sequence[str], sweep: bool) -> list[list[str]]:
     """Return the overrides of a run, or of the first jobs of a sweep, without Hydra's own."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from omegaconf import OmegaConf
-
-    from edgewire.conf.load import HERE
-    from edgewire.conf.sweeper import jobs_of, split_case
+    from edgewire.conf.load import compose_config
+    from edgewire.conf.sweeper import planned
 
     overrides = [word for word in words if not re.match(r"[+~]*hydra[./]", word)]
     if not sweep:
         return [overrides]
-    parser = OverridesParser.create()
-    line = parser.parse_overrides(overrides)
-    name = next((each.value() for each in line if each.key_or_group == "experiment"), None)
-    if name is not None and not (HERE / "experiment" / f"{name}.yaml").is_file():
-        raise Wrong(f"there is no experiment={name}")
-    file = OmegaConf.load(HERE / "experiment" / f"{name}.yaml") if name else OmegaConf.create()
-    sweeper: Any = OmegaConf.to_container(OmegaConf.select(file, "hydra.sweeper") or file)
-    params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-    cases = [parser.parse_overrides(split_case(case)) for case in sweeper.get("cases") or ()]
-    jobs = jobs_of(cases or [[]], parser.parse_overrides(params), line)
+    experiment = [word for word in overrides if word.startswith("experiment=")]
+    jobs = planned(compose_config(experiment, hydra=True).hydra.sweeper, overrides)
     return jobs[:: max(len(jobs) // JOBS, 1)][:JOBS]
-
-
-def _compose(overrides: Sequence[str]) -> None:
-    from edgewire.conf.check import check_targets
-    from edgewire.conf.load import compose_config, typed
-
-    # A file of the user's own is not here.
-    known = [word for word in overrides if not word.lstrip("+").startswith("model.file=")]
-    check_targets(typed(compose_config(known)))
 
 
 # python -m MODULE
@@ -207,44 +163,17 @@ class _Parsed(BaseException):
 
 
 def check_options(module: str, arguments: Sequence[str], partial: bool = False) -> Checked:
-    """Let a module of the project parse its options, in a process of its own, and stop it then.
+    """Let a module of the project parse its options, in a fork of this process, and stop it then.
 
     `partial`: required options may be missing. Raises `Wrong` for a module that does not exist, and
     for options that its parser refuses.
     """
-    texts = _sources(module)
-    if not re.search(r"\.parse_(known_)?args\(", "".join(texts)):
-        if arguments:
-            raise Wrong(f"python -m {module} takes no options")
-        return Checked(LISTED, "takes no options, and minutes", f"python -m {module}")
-    if line := _in_a_process(lambda: _parse(module, arguments, partial)):
-        raise Wrong(line)
-    return Checked(PARSED)
-
-
-def _sources(module: str) -> list[str]:
-    """Return the source of the module that `python -m` runs, and of that of its `main`."""
-    try:
-        found = importlib.util.find_spec(module)
-        if found is not None and found.submodule_search_locations is not None:
-            found = importlib.util.find_spec(f"{module}.__main__")
-    except ModuleNotFoundError:
-        found = None
-    if found is None or found.origin is None or not Path(found.origin).is_relative_to(ROOT):
+    if module.partition(".")[0] not in OURS:
         raise Wrong(f"there is no module {module} in the project")
-    text = Path(found.origin).read_text()
-    texts = [text]
-    if other := OPTIONS_OF.get(module):
-        texts += _sources(other)
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and "main" in [each.name for each in node.names]:
-            name = importlib.util.resolve_name(
-                f"{'.' * node.level}{node.module}", found.name.rpartition(".")[0]
-            )
-            spec = importlib.util.find_spec(name)
-            if spec is not None and spec.origin is not None:
-                texts.append(Path(spec.origin).read_text())
-    return texts
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:
+        if line := pool.submit(_parse, module, arguments, partial).result():
+            raise Wrong(line)
+    return Checked(PARSED)
 
 
 def _parse(module: str, arguments: Sequence[str], partial: bool) -> str:
@@ -280,29 +209,9 @@ def _parse(module: str, arguments: Sequence[str], partial: bool) -> str:
     except SystemExit:
         lines = said.getvalue().strip().splitlines() or ["it ends before it reads its options"]
         return lines[-1]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
     return "it never reads its options"
-
-
-def _in_a_process(work: Callable[[], str]) -> str:
-    """Return the text of a function that runs in a fork of this process."""
-    read, write = os.pipe()
-    if not (child := os.fork()):
-        try:
-            text = work()
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        os.write(write, text.encode()[:4000])
-        os._exit(0)
-    os.close(write)
-    end = time.monotonic() + SECONDS
-    while not os.waitpid(child, os.WNOHANG)[0]:
-        if time.monotonic() > end:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            return f"its options were not parsed in {SECONDS} s"
-        time.sleep(0.02)
-    with os.fdopen(read, "rb") as pipe:
-        return pipe.read().decode()
 
 
 # Other programs
@@ -338,9 +247,7 @@ def _help(words: tuple[str, ...]) -> str:
     if program is None:
         raise Wrong(f"{words[0]} is not installed")
     wide = {**os.environ, "COLUMNS": "200", "TERMINAL_WIDTH": "200", "NO_COLOR": "1"}
-    done = subprocess.run(
-        [program, *words[1:], "--help"], capture_output=True, text=True, env=wide, timeout=SECONDS
-    )
+    done = subprocess.run([program, *words[1:], "--help"], capture_output=True, text=True, env=wide)
     if done.returncode:
         raise Wrong(f"{' '.join(words)}: there is no such command")
     return done.stdout + done.stderr

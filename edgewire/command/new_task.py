@@ -15,7 +15,6 @@ from edgewire.conf.load import HERE as CONF
 from edgewire.conf.schema import ConfigError
 from edgewire.import_names import FOLDERS
 
-NEW = "new"  # the word of the command line
 TEMPLATE = Path(__file__).with_name("template")
 NAME, FOLDER = "my_task", "FOLDER"  # in the template: the task's name, and its folder
 
@@ -27,7 +26,7 @@ def new_task(words: Sequence[str]) -> str:
     our experiments, and for a folder that exists.
     """
     if len(words) != 1:
-        raise ConfigError(f"python run.py {NEW} takes one name, as in: python run.py {NEW} my_task")
+        raise ConfigError("python run.py new takes one name, as in: python run.py new my_task")
     name = words[0]
     _expect_free(name)
     folder = Path(name).absolute()

@@ -55,8 +55,13 @@ BESIDE = ("engine.", "logger=", "logger.", "+logger.", "verbose=", "checkpoint_e
 FILES = ("dataset.root=", "model.file=")  # a resumed run may find its files at other paths
 # Options of strategies in older releases, and the value with which they had no effect.
 GONE: dict[str, Any] = {"in_flight": 1, "memory_mb": None}
-# overrides that only `continue=` allows
-BESIDE_SWEEP = (*BESIDE, "stop_on_failure=", "hydra/launcher=", "hydra.launcher.")
+# what the words that name a folder allow beside them, and what they take
+BESIDE_OF = {
+    RESUME: (*BESIDE, *FILES),
+    CONTINUE: (*BESIDE, "stop_on_failure=", "hydra/launcher=", "hydra.launcher."),
+    START: ("",),
+}
+TAKES = {CONTINUE: "sweep, such as multirun/DATE/TIME"}
 
 
 def resumes() -> bool:
@@ -77,11 +82,11 @@ def continues() -> bool:
 def continuing(argv: list[str]) -> list[str]:
     """Return Hydra's command line for the command line `argv`, which contains `continue=SWEEP`.
 
-    It has the overrides that Hydra has saved in the sweep's folder. Raises `ConfigError` for
-    overrides that are not in `BESIDE_SWEEP`, and for a folder without a sweep.
+    It has the overrides that Hydra has saved in the sweep's folder. Raises `ConfigError` as
+    `apart`, and for a folder without a sweep.
     """
     argv = [word for word in argv if word not in ("-m", "--multirun")]
-    found, others = _apart(CONTINUE, argv, BESIDE_SWEEP, "sweep, such as multirun/DATE/TIME")
+    found, others = apart(CONTINUE, argv)
     folder = Path(found).expanduser().absolute()
     try:
         saved = _hydras(folder / "multirun.yaml")
@@ -103,21 +108,22 @@ def continuing(argv: list[str]) -> list[str]:
     return [*options, *kept, *others, *own]
 
 
-def _apart(key: str, argv: list[str], allowed: tuple[str, ...], of: str) -> tuple[str, list[str]]:
+def apart(key: str, argv: list[str]) -> tuple[str, list[str]]:
     """Return the value of `key` in a command line, and the other words.
 
-    Raises `ConfigError` for a word that does not begin like one of `allowed`, and for another
-    number of values than one.
+    Raises `ConfigError` for a word that `BESIDE_OF` does not allow, and for another number of
+    values than one.
     """
     found = [word.partition("=")[2] for word in argv if word.startswith(f"{key}=")]
     others = [word for word in argv if not word.startswith(f"{key}=")]
     for word in others:
-        if not word.startswith(allowed):
+        if not word.startswith(BESIDE_OF[key]):
             raise ConfigError(
                 f"{word} does not go with {key}=, which keeps the configuration; only words that "
-                f"begin with {', '.join(allowed)} do"
+                f"begin with {', '.join(BESIDE_OF[key])} do"
             )
     if len(found) > 1 or not found[0]:
+        of = TAKES.get(key, "run, such as outputs/DATE/TIME")
         raise ConfigError(f"{key}= takes the folder of one {of}")
     return found[0], others
 
@@ -162,7 +168,7 @@ def starting(argv: list[str]) -> list[str]:
     The new run has RUN's configuration, and begins with its model. Raises `ConfigError` for a
     folder without a configuration.
     """
-    found, others = _apart(START, argv, ("",), "run, such as outputs/DATE/TIME")
+    found, others = apart(START, argv)
     folder = Path(found).expanduser().absolute()
     model = [f"model.file={quoted(str(folder / MODEL))}", "model.sha256=null", "++model.new=null"]
     given = [_from_here(word) for word in others]
@@ -172,9 +178,9 @@ def starting(argv: list[str]) -> list[str]:
 def resuming(argv: list[str]) -> list[str]:
     """Return Hydra's command line for the command line `argv`, which contains `resume=RUN`.
 
-    Raises `ConfigError` for overrides that are not in `BESIDE`, and if the run cannot be resumed.
+    Raises `ConfigError` as `apart`, and if the run cannot be resumed.
     """
-    found, others = _apart(RESUME, argv, (*BESIDE, *FILES), "run, such as outputs/DATE/TIME")
+    found, others = apart(RESUME, argv)
     folder = Path(found).expanduser().absolute()
     if not (folder / PLACE).is_file():  # if the file exists, the checkpoint is at a SuperLink
         expect(folder)

@@ -13,12 +13,11 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -131,15 +130,11 @@ def may_begin(folder: Path) -> bool:
 
 def count_jobs(config: DictConfig) -> int | None:
     """Return the number of a sweep's jobs; None if its options are wrong."""
-    from edgewire.conf.sweeper import jobs_of, split_case  # here, because it searches all plugins
+    from edgewire.conf.sweeper import planned  # here, because it searches all plugins
 
-    sweeper, parse = config.hydra.sweeper, OverridesParser.create().parse_overrides
-    params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-    try:
-        cases = [parse(split_case(case)) for case in sweeper.get("cases") or ()] or [[]]
-        return len(jobs_of(cases, parse(params), parse(config.hydra.overrides.task)))
-    except Exception:  # the sweeper itself reports the mistake
-        return None
+    with suppress(Exception):  # the sweeper itself reports the mistake
+        return len(planned(config.hydra.sweeper, config.hydra.overrides.task))
+    return None
 
 
 class SweepEnd(Callback):

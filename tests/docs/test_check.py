@@ -67,18 +67,15 @@ WRONG = [
     ("python run.py nodez=3", "nodez"),
     ("python run.py compression=topk compression.densty=0.1", "densty"),
     ("python run.py -m seed=0,1 model=lenet6,mlp", "lenet6"),
-    ("python run.py --config-dir my/conf experiment=x", "a test has to run it"),
     ("python run.py resume=x nodes=2", "nodes=2"),
     ("python run.py new", "one name"),
-    ("python run.py predict RUN", "takes 2 words"),
-    ("python run.py export RUN tflite", "no format tflite; there are: onnx, pte, torch"),
+    ("python run.py predict RUN", "required: file"),
     ("python run.py compare goal=0.95", "METRIC:VALUE"),
     ("python run.py start=RUN round=3", "round"),
     ("python -m edgewire.report.table x --no-such-option", "--no-such-option"),
     ("python -m edgewire.report.curves x --smooth zero --out y.png", "smooth"),
-    ("python -m edgewire.report.tables x", "no module edgewire.report.tables"),
+    ("python -m edgewire.report.tables x", "No module named edgewire.report.tables"),
     ("python -m papers.benchmarks.index_sets compression.densty=0.1", "densty"),
-    ("python -m docs.configuration now", "takes no options"),
     ("python -m json.tool x", "no module json.tool"),
     ("python other.py", "only run.py"),
     ("make rum", "rum"),
@@ -121,6 +118,8 @@ def test_an_open_quote_and_wrong_syntax_are_errors(tmp_path):
         ("python -m edgewire.deploy.node ... --app 5ee960fbac6b...", PARSED),
         ("python -m edgewire.simulation PATH --nodes 10", PARSED),
         ("flwr run . --stream --run-config 'overrides=\"nodes=3\" output=\"x\"'", PARSED),
+        ("python run.py --config-dir my/conf experiment=x", LISTED),
+        ("python -m docs.configuration", LISTED),
         ("sudo cp a b", LISTED),
         ("python run.py --config-path x/.hydra --config-name config", LISTED),
     ],
@@ -153,7 +152,7 @@ def test_the_command_prints_a_table_and_the_mistakes(tmp_path, capsys, monkeypat
     monkeypatch.chdir(tmp_path)
     assert main([str(page)]) == 1
     printed = capsys.readouterr().out
-    assert "| all pages | 0 | 0 | 0 | 1 | 1 |" in printed
+    assert "| all pages | 0 | 0 | 1 | 1 |" in printed
     assert "changes the system: sudo" in printed
     assert f"{page}:4: make rum: " in printed
     page.write_text("```\nmake run\n```\n")
