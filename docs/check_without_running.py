@@ -19,61 +19,39 @@ from functools import cache
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from docs.commands import Command
 
 ROOT = Path(__file__).parents[1]
-COMPOSED, PARSED, LISTED = "composed", "parsed", "listed"  # kinds of checks
 GOAL = re.compile(r"goal=\w+:[\d.]+")
 OF_COMPARE = ("goal=", "minutes=", "bytes=")  # words of `compare` that are no overrides
 JOBS = 8  # of a sweep, at most, are composed
 OURS = ("docs", "edgewire", "papers")  # the packages of this project
 # modules whose only arguments are the overrides of a run; they add these to their `SETTINGS`
 OVERRIDES_ONLY = ("papers.benchmarks.index_sets",)
-DOWNLOADS = "downloads packages; the names of extras are checked"
-REASONS = {
-    "ssh": "needs another machine",
-    **dict.fromkeys(("mlflow", "tensorboard", "wandb"), "another project's program"),
-    "sudo": "changes the system",
-    "git": "downloads this project",
-    "pip": DOWNLOADS,
-    "uv": DOWNLOADS,
-}
-MODULES = {
-    "venv": "Python's own module",
-    "pytest": "another project's module",
-    "docs.configuration": "takes no options",
-    "papers.benchmarks.sweeps": "takes no options, and minutes",
-}
+# of these programs and modules, and of a shell's own commands, only the names are checked
+PROGRAMS = ("git", "mlflow", "pip", "ssh", "sudo", "tensorboard", "uv", "wandb")
+MODULES = ("venv", "pytest", "docs.configuration", "papers.benchmarks.sweeps")
 
 
 class Wrong(Exception):
     """A command of a page is wrong; the message is one line."""
 
 
-class Checked(NamedTuple):
-    """How a command was checked; if it is only listed, the reason and the program."""
-
-    kind: str
-    reason: str = ""
-    program: str = ""
-
-
-def check(command: Command) -> Checked:
+def check(command: Command) -> None:
     """Check a command without running it. Raises `Wrong` for a mistake in it."""
     program, *arguments = command.words
     if program in ("python", "python3"):
-        return _check_python(arguments, command.partial)
-    if program == "make":
-        return _check_make(arguments)
-    if program.startswith(("flwr", "flower-")):
-        return _check_flower(command.words)
+        _check_python(arguments, command.partial)
+    elif program == "make":
+        _check_make(arguments)
+    elif program.startswith(("flwr", "flower-")):
+        _check_flower(command.words)
+    elif program not in PROGRAMS and not _in_shell(program):
+        raise Wrong(f"{program} is no program of the shell, nor one in {Path(__file__).name}")
     if program in ("pip", "uv"):
         _expect_extras(arguments)
-    if program not in REASONS and not _in_shell(program):
-        raise Wrong(f"{program} is no program of the shell, nor one in {Path(__file__).name}")
-    return Checked(LISTED, REASONS.get(program, "only its name is checked"), program)
 
 
 @cache
@@ -81,65 +59,65 @@ def _in_shell(program: str) -> bool:
     return subprocess.run(["bash", "-c", 'type "$0"', program], capture_output=True).returncode == 0
 
 
-def _check_python(arguments: Sequence[str], partial: bool) -> Checked:
-    if arguments[:1] == ["run.py"]:
-        return check_run(arguments[1:])
-    if arguments[:1] != ["-m"] or len(arguments) < 2:
-        raise Wrong(f"python {' '.join(arguments[:1])}: only run.py and -m MODULE are known")
-    module, rest = arguments[1], arguments[2:]
-    if module in MODULES:
-        return Checked(LISTED, MODULES[module], f"python -m {module}")
-    if module in OVERRIDES_ONLY:
-        return check_run([*importlib.import_module(module).SETTINGS, *rest])
-    return check_options(module, rest, partial)
+def _check_python(arguments: Sequence[str], partial: bool) -> None:
+    match arguments:
+        case ["run.py", *words]:
+            check_run(words)
+        case ["-m", module, *words] if module in OVERRIDES_ONLY:
+            check_run([*importlib.import_module(module).SETTINGS, *words])
+        case ["-m", module, *words]:
+            if module not in MODULES:
+                check_options(module, words, partial)
+        case _:
+            raise Wrong(f"python {' '.join(arguments[:1])}: only run.py and -m MODULE are known")
 
 
 # python run.py
 
 
-def check_run(words: Sequence[str]) -> Checked:
+def check_run(words: Sequence[str]) -> None:
     """Compose the configuration of a run, or of some jobs of a sweep, and check its values.
 
     Raises `Wrong` for the first mistake.
     """
     try:
-        return _check_run([*words])
+        _check_run([*words])
     except Wrong:
         raise
     except Exception as error:  # Hydra, OmegaConf and the checks raise a dozen types
         raise Wrong(str(error).strip().splitlines()[0]) from error
 
 
-def _check_run(words: list[str]) -> Checked:
+def _check_run(words: list[str]) -> None:
     from edgewire.command.saved_config import CONTINUE, RESUME, START, apart, options_first
     from edgewire.command.use import parsed
     from edgewire.conf.check import check_targets
     from edgewire.conf.load import compose_config, typed
 
-    word = words[0] if words else ""
-    if word == "new" and len(words) != 2:
-        raise Wrong("run.py new takes one name")
-    if word in ("predict", "export"):
-        parsed(word, words[1:])
-    if word in ("new", "predict", "export"):
-        return Checked(PARSED)
-    if word == "compare":  # it makes a sweep of its overrides
-        if wrong := [w for w in words if w.startswith("goal=") and not GOAL.fullmatch(w)]:
-            raise Wrong(f"{wrong[0]}: it must be METRIC:VALUE or within:VALUE")
-        words = ["--multirun", *(w for w in words[1:] if not w.startswith(OF_COMPARE))]
+    match words:
+        case ["new", *names]:
+            if len(names) != 1:
+                raise Wrong("run.py new takes one name")
+            return
+        case ["predict" | "export" as word, *rest]:
+            parsed(word, rest)
+            return
+        case ["compare", *rest]:  # it makes a sweep of its overrides
+            if wrong := [w for w in rest if w.startswith("goal=") and not GOAL.fullmatch(w)]:
+                raise Wrong(f"{wrong[0]}: it must be METRIC:VALUE or within:VALUE")
+            words = ["--multirun", *(w for w in rest if not w.startswith(OF_COMPARE))]
     for key in (RESUME, CONTINUE, START):
         if any(each.startswith(f"{key}=") for each in words):
             _, words = apart(key, words)
             if key != START:  # there the others change the configuration of a run
-                return Checked(PARSED)
+                return
     given, _ = options_first(words)
-    if given.config_path or given.config_dir:
-        return Checked(LISTED, "needs a folder that the user or a program has written", "run.py")
+    if given.config_path or given.config_dir:  # a folder that the user or a program has written
+        return
     for job in _jobs(given.overrides, given.multirun):
         # A file of the user's own is not here.
         known = [each for each in job if not each.lstrip("+").startswith("model.file=")]
         check_targets(typed(compose_config(known)))
-    return Checked(COMPOSED)
 
 
 def _jobs(words: Sequence[str], sweep: bool) -> list[list[str]]:
@@ -162,7 +140,7 @@ class _Parsed(BaseException):
     """The options were parsed; no code of the program catches this exception."""
 
 
-def check_options(module: str, arguments: Sequence[str], partial: bool = False) -> Checked:
+def check_options(module: str, arguments: Sequence[str], partial: bool = False) -> None:
     """Let a module of the project parse its options, in a fork of this process, and stop it then.
 
     `partial`: required options may be missing. Raises `Wrong` for a module that does not exist, and
@@ -173,7 +151,6 @@ def check_options(module: str, arguments: Sequence[str], partial: bool = False) 
     with ProcessPoolExecutor(1, get_context("fork")) as pool:
         if line := pool.submit(_parse, module, arguments, partial).result():
             raise Wrong(line)
-    return Checked(PARSED)
 
 
 def _parse(module: str, arguments: Sequence[str], partial: bool) -> str:
@@ -217,16 +194,15 @@ def _parse(module: str, arguments: Sequence[str], partial: bool) -> str:
 # Other programs
 
 
-def _check_make(arguments: Sequence[str]) -> Checked:
+def _check_make(arguments: Sequence[str]) -> None:
     # `make` would make the environment, which the Makefile names as an old file here.
     words = ["make", "--dry-run", "--old-file=.venv/ready", *arguments]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise Wrong(done.stderr.strip().splitlines()[-1])
-    return Checked(PARSED)
 
 
-def _check_flower(words: Sequence[str]) -> Checked:
+def _check_flower(words: Sequence[str]) -> None:
     """Check that a program of Flower has the options, and that EdgeWire takes the overrides."""
     count = 1 + (words[0] == "flwr") + (words[1:2] == ("supernode",))
     text = _help(tuple(words[:count]))
@@ -237,7 +213,6 @@ def _check_flower(words: Sequence[str]) -> Checked:
         if option == "--run-config":
             table = tomllib.loads("\n".join(re.findall(r"[\w-]+=(?:\"[^\"]*\"|\S+)", value)))
             check_run(str(table.get("overrides", "")).split())
-    return Checked(PARSED)
 
 
 @cache

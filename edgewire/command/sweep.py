@@ -23,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from edgewire.command.exit import caller, clear_errors
+from edgewire.command.exit import CALLER, clear_errors
 from edgewire.command.run_lock import SWEEP_LOCK, run_lock
 from edgewire.command.saved_config import continues, resumes
 from edgewire.conf.schema import ConfigError
@@ -181,7 +181,7 @@ class SweepEnd(Callback):
             console = Console(highlight=False)
             if console.is_terminal:
                 SWEEP.enter_context(sweep_progress(top, self._began, console))
-            elif caller().python:
+            elif CALLER.python:
                 SWEEP.enter_context(silent_jobs())
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -202,7 +202,7 @@ class SweepEnd(Callback):
                 SweepEnd.code = max(SweepEnd.code, note["code"])
                 given = " ".join(OmegaConf.load(overrides)) if overrides.exists() else "not run"
                 lines.append(f"  {folder.relative_to(top)}: {given}: {note['line']}")
-        if caller().python:
+        if CALLER.python:
             return
         if table := sweep_table([overrides.parents[1] for overrides in jobs]):
             console = Console(width=WIDTH, highlight=False)
