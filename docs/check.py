@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from docs.check_without_running import ROOT, Wrong, check
-from docs.commands import Block, blocks
+from docs.commands import blocks
 from docs.run_page import page_run
 
 TUTORIAL = Path("docs/tutorial.md")
@@ -42,7 +42,9 @@ def check_page(page: Path, ran: bool = False) -> list[str]:
             continue
         try:
             commands = block.commands()
-            _expect_syntax(block)
+            done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+            if done.returncode:
+                raise Wrong(done.stderr.strip().splitlines()[0])
         except (ValueError, Wrong) as error:
             wrong.append(f"{_shown(page)}:{block.line}: {error}")
             continue
@@ -53,12 +55,6 @@ def check_page(page: Path, ran: bool = False) -> list[str]:
             except Wrong as error:
                 wrong.append(f"{_shown(page)}:{command.line}: {command.text}: {error}")
     return wrong
-
-
-def _expect_syntax(block: Block) -> None:
-    done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
-    if done.returncode:
-        raise Wrong(done.stderr.strip().splitlines()[0])
 
 
 def _shown(page: Path) -> str:

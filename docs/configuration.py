@@ -1,6 +1,7 @@
 """Writes docs/configuration.md, which lists every group, choice and option, from the code.
 
-Run `python -m docs.configuration`. A test fails if the page differs from this module's output.
+Run `python -m docs.configuration`. A test fails if the page differs from this module's output. The
+page's introduction is written by hand.
 """
 
 from __future__ import annotations
@@ -13,25 +14,20 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from docs.text import sentence, summary, told, wrap
 from edgewire.compression.registry import STAGES, get, names, option_fields
 from edgewire.compression.screening import Screening
-from edgewire.conf.load import HERE
+from edgewire.conf.load import HERE, compose_config
 from edgewire.conf.network import DeviceClass, Network
 from edgewire.conf.schema import CompressionConfig, Config, DatasetConfig, ModelConfig
 from edgewire.report.runs import as_text, dotted
 
 PAGE = Path(__file__).with_name("configuration.md")
 COMMAND = "python -m docs.configuration"
-SCHEMAS: dict[str, type] = {
-    "dataset": DatasetConfig,
-    "model": ModelConfig,
-    "network": Network,
-}
+BEGIN = "## The run"  # the page is generated from this line on
+SCHEMAS: dict[str, type] = {"dataset": DatasetConfig, "model": ModelConfig, "network": Network}
 CUT = (
     "If the layers of a model are divided among nodes (`strategy=synthetic_gradients` or "
     "`strategy=split_backprop`), the group `compression` applies to the activations that nodes "
@@ -60,51 +56,14 @@ PRESETS = ("algorithm", "task")  # groups whose files set options of other group
 VALUES = ("compression", "downlink", "model", "network")  # choices without a class
 KINDS = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}
 ABSURD: dict[type, Any] = {int: -(10**9), float: -1e9, str: "?"}  # always refused
-INTRO = f"""
-<!-- Written by `{COMMAND}`: edit the code, not this page. -->
-# Configuration
-
-This page lists every group and option of `python run.py`. It is generated from the code.
-
-* `GROUP=CHOICE` selects one of a group's choices: `strategy=fedadam`,
-  `strategy/optimizer=momentum`.
-* `KEY=VALUE` sets an option: `nodes=20`, `compression.density=0.01`.
-* `+KEY=VALUE` sets an option that this page does not list, but that the group's class has:
-  `+optimizer.amsgrad=true`.
-* With `-m`, values separated by commas make a sweep: `python run.py -m seed=0,1,2`.
-* `hydra.run.dir=FOLDER` sets the folder for the results.
-* `--config-path RUN/.hydra --config-name config` repeats the run whose results are in the folder
-  `RUN`.
-* A wrong name or value is refused. The error message is one line and lists the valid names or
-  values.
-
-```
-python run.py algorithm=fedavg_f2i                      # int8 updates, compressed with zstd
-python run.py algorithm=edgewire                        # few bytes; fidelity=low sends fewer
-python run.py algorithm=esgd compression.drop=0.875     # 4 nodes, 2,000 rounds of one gradient each
-python run.py algorithm=adacomp                         # asynchronous, 200 nodes
-python run.py algorithm=synthetic_gradients             # one model, its layers on four nodes
-python run.py task=keywords compression=topk            # keyword spotting, sparse updates
-python run.py algorithm=dgc dataset=mnist dataset.download=true model=lenet5
-python run.py compression=topk compression.density=0.02 downlink=f2i    # compresses both directions
-python run.py strategy=fedadam compression=f2i partition=dirichlet partition.alpha=0.3
-python run.py dataset=imagefolder dataset.root=$HOME/photos model=resnet18 local_steps=20
-python run.py network=adsl                              # simulates ADSL links
-```
-
-An option on the command line overrides a preset (`algorithm=`). A preset overrides the defaults of
-the groups. [algorithms.md](algorithms.md) explains each compression method and its options.
-[glossary.md](glossary.md) defines words such as update, delta, residual and replica.
-"""
 
 
 def page() -> str:
     """Return the text of docs/configuration.md."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(HERE), version_base="1.3"):
-        chosen = compose("config", return_hydra_config=True).hydra.runtime.choices
+    chosen = compose_config([], hydra=True).hydra.runtime.choices
     without = {*_groups(), "gradients", "screen"}  # these have separate tables
-    lines = [*INTRO.strip().splitlines(), "", "## The run", "", *_schema("", Config, without)]
+    intro = PAGE.read_text().partition(BEGIN)[0]
+    lines = [*intro.splitlines(), BEGIN, "", *_schema("", Config, without)]
     lines += ["", "### screen: limits of updates and weights", "", *_schema("screen.", Screening)]
     for group, about in _groups().items():
         lines += ["", f"## {group}", "", *wrap(sentence(about[0].upper() + about[1:]))]

@@ -27,6 +27,7 @@ from edgewire.command.python_data import data_in
 from edgewire.command.run_result import RunResult, SweepResult
 from edgewire.command.saved_config import CONTINUE, RESUME, START, quoted
 from edgewire.command.sweep import SweepEnd
+from edgewire.report.runs import as_text
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # texts that Hydra reads without quotes
 _WORDS = ("null", "true", "false", "nan", "inf")  # Hydra reads these as other values than texts
@@ -195,16 +196,12 @@ def _text(value: Any) -> str:
     """Return a Python value as Hydra's parser reads it."""
     if hasattr(value, "tolist"):  # a number or an array of numpy's or torch's
         value = value.tolist()
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, int | float):
+        return as_text(value)
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_text, value))}]"
     if isinstance(value, dict):
         return f"{{{','.join(f'{_key(key)}:{_text(each)}' for key, each in value.items())}}}"
-    if isinstance(value, int | float):
-        return repr(value)
     text = str(value) if isinstance(value, Path) else value
     if not isinstance(text, str):
         raise RunFailed(f"{value!r} is no value of an override: give a number, text, list or dict")

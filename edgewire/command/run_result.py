@@ -143,12 +143,6 @@ class RunResult(Shown):
         return bool(self.values.get("diverged"))
 
     @property
-    def stopped(self) -> str | None:
-        """Why the run ended too early; None if it did not."""
-        found: str | None = self.values.get("stopped")
-        return found
-
-    @property
     def config(self) -> DictConfig:
         """The run's configuration.
 

@@ -291,8 +291,7 @@ def completed(composed: DictConfig) -> DictConfig:
     if OmegaConf.get_type(composed) is Config:
         return composed
     for word in HydraConfig.get().overrides.task:
-        group = word.lstrip("+").partition("=")[0]
-        if group != LOGGER and (CONF / group).is_dir():
+        if _key(word) != LOGGER and (CONF / _key(word)).is_dir():
             raise ConfigError(f"{word}: a saved configuration takes single keys, as in lr=0.1")
     values = cast(dict[str, Any], OmegaConf.to_container(composed))  # a choice is not resolved
     renamed = with_targets(values, lambda _, name: ("." in name and new_name(name)) or name)

@@ -64,8 +64,10 @@ def begin_job(folder: Path, config: str) -> bool:
     hydra = HydraConfig.get()
     mark, number = fingerprint(config), hydra.job.num if hydra.mode is RunMode.MULTIRUN else 0
     if continues():
-        same = _begun(folder, mark)
-        if same and (ended := _ended(folder)):
+        begun = folder / BEGUN
+        same = begun.is_file() and mark in begun.read_text(errors="replace")
+        if same and (run := readable(read_run, folder)) is not None:
+            ended = "diverged" if run.diverged else "finished"
             say(f"job {number}: not run again: it has {ended}")
             return True
         if resumes() and not (same and _usable(folder, number)):
@@ -92,12 +94,6 @@ def fingerprint(config: str) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
-def _ended(folder: Path) -> str:
-    """Return "finished" or "diverged" for the run whose result is in a folder, else ""."""
-    run = readable(read_run, folder)
-    return "" if run is None else "diverged" if run.diverged else "finished"
-
-
 def _usable(folder: Path, number: int) -> bool:
     if (folder / PLACE).is_file():  # the checkpoint is at a SuperLink
         return True
@@ -107,11 +103,6 @@ def _usable(folder: Path, number: int) -> bool:
         say(f"job {number}: it starts again, without its checkpoint: {error}")
         return False
     return True
-
-
-def _begun(folder: Path, mark: str) -> bool:
-    """Return whether the last job in a folder ran the configuration with this fingerprint."""
-    return (folder / BEGUN).is_file() and mark in (folder / BEGUN).read_text(errors="replace")
 
 
 def stop_sweep() -> None:

@@ -79,7 +79,7 @@ def test_a_run_returns_what_its_files_hold(trained, capsys):
     assert set(state) > {"1.weight"}
     assert state["1.weight"].shape[1] == 64 == model[1].in_features
     assert capsys.readouterr() == ("", "")
-    assert (trained.diverged, trained.stopped) == (False, None)
+    assert (trained.diverged, trained.values["stopped"]) == (False, None)
 
 
 def test_a_result_is_shown_as_text_and_picture(trained):
