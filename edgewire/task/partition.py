@@ -17,7 +17,7 @@ from torch import Tensor
 
 import edgewire.task.lazy_imports  # noqa: F401  # before any import of flwr_datasets
 from edgewire.task.datasets.data import Split
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, described
 
 # Keys that separate this module's random streams from other streams with the same seed.
 _SHUFFLE, _DRAW, _GROUPS = 1, 2, 3
@@ -149,8 +149,8 @@ class Partition:
             except TaskError:
                 raise
             except (ValueError, TypeError, KeyError, IndexError) as error:
-                hint = f"; give a {LARGER_ALPHA}" if self._is_dirichlet else ""
-                raise TaskError(f"the partition cannot be made: {_reason(error)}{hint}") from error
+                why = described(error) + f"; give a {LARGER_ALPHA}" * self._is_dirichlet
+                raise TaskError(f"the partition cannot be made: {why}") from error
         if len(rows) == 0:
             hint = f"a {LARGER_ALPHA}, or fewer nodes" if self._is_dirichlet else "fewer nodes"
             raise TaskError(f"the partition leaves node {node + 1} without a sample: give {hint}")
@@ -213,8 +213,3 @@ def _expect_column(partitioner: Any, columns: Mapping[str, Any]) -> None:
         )
     if by not in (None, "group", "label"):
         raise TaskError(f"partition.partition_by={by}: give label (classes) or group")
-
-
-def _reason(error: Exception) -> str:
-    """Return an error's text as one line."""
-    return " ".join(str(error).split()) or type(error).__name__

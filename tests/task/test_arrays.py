@@ -141,7 +141,7 @@ WRONG = {
     "no samples": ({}, {"x": X[:0], "y": Y[:0]}, "no samples"),
     "one number": ({}, {"y": np.float32(3)}, "no samples"),
     "complex numbers": ({}, {"x": X * 1j}, "integers or floats"),
-    "objects": ({}, {"x": np.array([{}] * 20)}, "an array of Python objects"),
+    "objects": ({}, {"x": np.array([{}] * 20)}, "without Python objects"),
     "text as inputs": ({}, {"x": np.array(["a"] * 20)}, "integers or floats"),
     "classes of floats": ({"target": "x", "inputs": "y", "classes": ["1"]}, {}, "no classes"),
     "classes of nothing": ({"target": None, "classes": ["1"]}, {}, "dataset.target="),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import Data, shown
+from edgewire.task.datasets.data import Data, reads_as, shown
 from edgewire.task.datasets.files import LARGEST_INTEGER, class_ids, class_names, data_of, files_of
 from edgewire.task.errors import NoData, TaskError
 from edgewire.task.tensors import Tensors, only
@@ -126,17 +126,13 @@ def arrays_in(files: list[Path]) -> Arrays:
         )
     found: dict[str, NDArray[Any]] = {}
     for file in files:
-        try:
+        # numpy's advice for Python objects, allow_pickle=True, would run code of the file
+        with reads_as(file, "arrays", "save arrays of numbers or text, without Python objects"):
             if file.name.lower().endswith(".npz"):
                 with np.load(file, allow_pickle=False) as archive:
                     found |= dict(archive)
             else:  # copy on write: torch takes writable memory only, and the file must not change
                 found[file.stem] = np.load(file, mmap_mode="c", allow_pickle=False)
-        except Exception as error:  # hostile files raise a dozen types
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            if "allow_pickle" in reason:  # numpy's advice would run code of the file
-                reason = "it has an array of Python objects: save arrays of numbers or text"
-            raise TaskError(f"{shown(file)} cannot be read ({reason})") from error
     return found
 
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edgewire.task.errors import TaskError
+from edgewire.task import DEFAULT_ROOT
+from edgewire.task.errors import TaskError, described
 from edgewire.task.registry import Registry
 from edgewire.task.tables.columns import Columns
 from edgewire.task.tensors import Tensors, count, leaves, mapped, taken
@@ -303,31 +305,50 @@ def holdout(split: Split, share: float, by_class: bool = True) -> tuple[Split, S
     return split.taken((~mask).nonzero()[:, 0]), split.taken(mask.nonzero()[:, 0])
 
 
-def missing(name: str, looked: list[Path], *ways: str) -> TaskError:
-    """Return the error for an absent data set, with the folders searched and what to do."""
-    places = " and ".join(shown(path) for path in looked)
-    cures = ", or ".join(("give dataset.root=FOLDER", "dataset.download=true", *ways))
-    return TaskError(f"{name} not found: looked in {places}; {cures}")
-
-
 def shown(path: Path) -> str:
     """Return `path` for a message; a relative path starts with ./ ."""
     return str(path) if path.is_absolute() else f"./{path}"
 
 
 @contextmanager
-def downloading(name: str, root: str) -> Iterator[None]:
-    """Turn a failed download in this context into a one-line `TaskError`; limit waits for data."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
+def reads_as(file: Path, kind: str, cure: str = "copy it again") -> Iterator[None]:
+    """Turn any error of a reader, which may raise a dozen types, into a one-line `TaskError`."""
     try:
         yield
+    except TaskError:
+        raise
+    except Exception as error:
+        why = described(error)
+        raise TaskError(f"{shown(file)} cannot be read as {kind} ({why}): {cure}") from error
+
+
+def downloaded(name: str, reader: str, request: Request, looked: list[Path], *ways: str) -> Any:
+    """Return the training split of a data set of torchvision, which it downloads.
+
+    Args:
+        name: the data set's name in messages.
+        reader: the name of its class in `torchvision.datasets`.
+        request: whether it may be downloaded, and the folder.
+        looked: the folders in which it was not found.
+        ways: what else the user can do.
+
+    Raises:
+        TaskError: it may not be downloaded, or that failed.
+    """
+    if not request.download:
+        places = " and ".join(map(shown, looked))
+        cures = ", or ".join(("give dataset.root=FOLDER", "dataset.download=true", *ways))
+        raise TaskError(f"{name} not found: looked in {places}; {cures}")
+    import torchvision.datasets
+
+    root, before = request.root or DEFAULT_ROOT, socket.getdefaulttimeout()
+    socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
+    try:
+        return getattr(torchvision.datasets, reader)(root, download=True)
     except (RuntimeError, OSError, http.client.HTTPException) as error:
-        lines = str(error).split("\n") if str(error) else [type(error).__name__]
-        reason = next(line.strip() for line in reversed(lines) if line.strip())
         raise TaskError(
-            f"{name} could not be downloaded to {root} ({reason}): check the network and the "
-            f"folder, or fetch the files on another machine and give dataset.root=FOLDER"
+            f"{name} could not be downloaded to {root} ({described(error)}): check the network and "
+            f"the folder, or fetch the files on another machine and give dataset.root=FOLDER"
         ) from error
     finally:
         socket.setdefaulttimeout(before)

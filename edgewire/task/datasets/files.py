@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -179,8 +180,13 @@ def group_ids(*parts: NDArray[np.generic]) -> tuple[list[torch.Tensor], tuple[st
     return [torch.from_numpy(each) for each in ids], tuple(map(str, names.tolist()))
 
 
-def read_each(read: Callable[[int], None], count: int) -> None:
-    """Call `read` with each number below `count`, in several threads, and raise its errors."""
+def read_each(read: Callable[[Path], NDArray[Any]], files: Sequence[Path], out: Tensor) -> Tensor:
+    """Return `out` with what `read` returns of each file as a row, which may be shorter."""
+
+    def fill(row: int) -> None:
+        values = torch.from_numpy(read(files[row]))
+        out[row, ..., : values.shape[-1]] = values
+
     with ThreadPoolExecutor(READERS) as pool:  # decoders, and reading a file, release the GIL
-        for _ in pool.map(read, range(count)):
-            pass
+        list(pool.map(fill, range(len(files))))
+    return out

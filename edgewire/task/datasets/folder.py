@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from logging import getLogger
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import DATASETS, Data, Request, Split, holdout, shown
+from edgewire.task.datasets.data import DATASETS, Data, Request, Split, holdout, reads_as, shown
 from edgewire.task.datasets.files import read_each
 from edgewire.task.errors import NoData, TaskError
 from edgewire.task.tensors import only
@@ -151,12 +152,7 @@ def load_photos(files: Sequence[Path], size: int) -> Tensor:
     Raises `TaskError` for a file that cannot be read as an image.
     """
     images = torch.empty((len(files), 3, size, size), dtype=torch.uint8)
-
-    def read(index: int) -> None:
-        images[index] = torch.from_numpy(_read(files[index], size))
-
-    read_each(read, len(files))
-    return images
+    return read_each(partial(_read, size=size), files, images)
 
 
 def is_image(file: Path) -> bool:
@@ -168,18 +164,12 @@ def _read(file: Path, size: int) -> NDArray[np.uint8]:
     """Return one image as uint8 (3, size, size)."""
     from PIL import Image, ImageOps
 
-    try:
-        with Image.open(file) as image:
-            image.draft("RGB", (size, size))  # JPEG: decode a large photo at a fraction of its size
-            upright = ImageOps.exif_transpose(image)  # cameras store the orientation in EXIF
-            if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would clip at 255
-                upright = Image.fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
-            if upright.mode == "F":
-                raise ValueError("floating-point pixels have no known range")
-            small = upright.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-    except Exception as error:  # decoders raise a dozen types, such as SyntaxError
-        reason = str(error).partition("\n")[0]
-        raise TaskError(
-            f"{file} cannot be read as an image ({reason}): replace or delete it"
-        ) from error
+    with reads_as(file, "an image", "replace or delete it"), Image.open(file) as image:
+        image.draft("RGB", (size, size))  # JPEG: decode a large photo at a fraction of its size
+        upright = ImageOps.exif_transpose(image)  # cameras store the orientation in EXIF
+        if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would clip at 255
+            upright = Image.fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
+        if upright.mode == "F":
+            raise ValueError("floating-point pixels have no known range")
+        small = upright.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
     return np.array(small).transpose(2, 0, 1)

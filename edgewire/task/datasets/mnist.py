@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import DATASETS, Data, Request, Split, downloading, missing
-from edgewire.task.errors import TaskError
+from edgewire.task.datasets.data import DATASETS, Data, Request, Split, downloaded, reads_as
 from edgewire.task.transforms import ImageTransform
 
 # Where Debian's package dataset-fashion-mnist puts its four .gz files.
@@ -50,15 +49,9 @@ def _load(
     std: float,
 ) -> Data:
     folder = next((f for f in folders if all(_file(f, stem) for stem in FILES)), None)
-    if folder is None and request.download:
-        import torchvision.datasets
-
-        root = request.root or DEFAULT_ROOT
-        with downloading(name, root):
-            getattr(torchvision.datasets, torchvision_name)(root, download=True)
-        folder = folders[0]
     if folder is None:
-        raise missing(name, folders, *ways)
+        downloaded(name, torchvision_name, request, folders, *ways)
+        folder = folders[0]
     train, test = (_split(folder, prefix) for prefix in ("train", "t10k"))
     return Data(train, test, ImageTransform((mean,), (std,)), 10)
 
@@ -73,10 +66,9 @@ def _split(folder: Path, prefix: str) -> Split:
     assert images_path is not None
     assert labels_path is not None
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
-    if len(images) != len(labels):
-        raise _broken(labels_path, f"{len(labels)} labels for {len(images)} images")
-    if len(labels) == 0 or int(labels.max()) > 9:
-        raise _broken(labels_path, "no labels" if len(labels) == 0 else "a label above 9")
+    with reads_as(labels_path, "labels from 0 to 9"):
+        if len(images) != len(labels) or int(labels.max()) > 9:
+            raise ValueError(f"{len(labels)} up to {labels.max()} for {len(images)} images")
     return Split(images.unsqueeze(1), labels.long())
 
 
@@ -87,20 +79,11 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
     torchvision's own reader does not read .gz, and does not name a broken file. Raises `TaskError`
     for a broken file, and for a file with another number of dimensions.
     """
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            content = file.read()
-    except (OSError, EOFError) as error:
-        raise _broken(path, str(error)) from error
     start = 4 + 4 * dimensions
-    if len(content) < start or content[:4] != bytes((0, 0, 8, dimensions)):
-        raise _broken(path, "its header is not that of an IDX file")
-    shape = [int(size) for size in np.frombuffer(content, ">u4", dimensions, offset=4)]
-    if len(content) != start + math.prod(shape):
-        raise _broken(path, f"{len(content)} bytes, not {start + math.prod(shape)}")
-    # A bytearray, because torch needs writable memory.
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)[start:].view(shape)
-
-
-def _broken(path: Path, reason: str) -> TaskError:
-    return TaskError(f"{path} is broken ({reason}): delete it and fetch it again")
+    with reads_as(path, "an IDX file", "delete it and fetch it again"):
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            content = bytearray(file.read())  # torch needs writable memory
+        shape = np.frombuffer(content, ">u4", dimensions, offset=4).tolist()
+        if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) != start + math.prod(shape):
+            raise ValueError(f"{len(content)} bytes, of which the first are {content[:4].hex()}")
+    return torch.frombuffer(content, dtype=torch.uint8)[start:].view(shape)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import Data, shown
+from edgewire.task.datasets.data import Data, reads_as, shown
 from edgewire.task.datasets.files import data_of
 from edgewire.task.errors import NoData, TaskError
 
@@ -69,13 +69,8 @@ def _read(path: Path, part: str) -> tuple[Tensor, Tensor, Tensor]:
 
 def _numbers(file: Path, kind: type[np.generic]) -> NDArray[np.generic]:
     """Return the numbers in a text file, with a row for each line."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an empty file
-            rows = np.loadtxt(file, dtype=kind, ndmin=2)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:150]
-        raise TaskError(f"{shown(file)} is missing or damaged ({reason}): copy it again") from error
-    if not len(rows):
-        raise TaskError(f"{shown(file)} is empty: copy it again")
-    return rows
+    with reads_as(file, "numbers"), warnings.catch_warnings(action="ignore"):
+        rows = np.loadtxt(file, dtype=kind, ndmin=2)
+        if not len(rows):
+            raise ValueError("it is empty")
+        return rows

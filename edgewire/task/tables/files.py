@@ -13,8 +13,8 @@ from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgewire.task.datasets.data import shown
-from edgewire.task.errors import TaskError
+from edgewire.task.datasets.data import reads_as, shown
+from edgewire.task.errors import TaskError, described
 from edgewire.task.tables.columns import MISSING, Reading
 
 if TYPE_CHECKING:  # a device without tables does not need pyarrow, whose import takes a second
@@ -149,29 +149,23 @@ def _joined(tables: list[pyarrow.Table], place: str) -> pyarrow.Table:
                 kept = [each.set_column(at, name, text) for each, text in pairs]
         return pyarrow.concat_tables(kept, promote_options="permissive")
     except (pyarrow.ArrowException, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise TaskError(f"{place}: its files differ in their columns ({reason})") from error
+        raise TaskError(f"{place}: its files differ: {described(error)}") from error
 
 
 def _content(file: Path, reading: Reading, texts: Collection[str]) -> tuple[pyarrow.Table, str]:
     """Return a file's table, with at least one row, and the decimal character."""
     from pyarrow import parquet
 
-    try:
+    with reads_as(file, "a table", "save it as a CSV file in UTF-8"):
         with file.open("rb") as opened:
             magic = opened.read(4)
         if magic == b"PAR1":
             table, decimal = parquet.ParquetFile(file).read(), "."
         elif magic == b"PK\3\4":
-            raise TaskError(f"{shown(file)} is a workbook or an archive: save it as a CSV file")
+            raise ValueError("it is a workbook or an archive")
         else:
             table, decimal = _of_text(file, reading, texts, zipped=magic[:2] == b"\x1f\x8b")
         table = _named(table)  # fails for names that are not UTF-8
-    except TaskError:
-        raise
-    except Exception as error:  # pyarrow raises a dozen types
-        reason = " ".join(str(error).split())[:200]
-        raise TaskError(f"{shown(file)} cannot be read as a table ({reason})") from error
     if not table.num_rows or not table.column_names:
         raise TaskError(f"{shown(file)} has no rows: add some, or remove it")
     return table, decimal
