@@ -351,9 +351,9 @@ def test_an_option_that_a_function_lacks_is_not_ignored(word, own_files):
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        (torch.tensor(3.0), "are one value"),
-        (torch.eye(9).to_sparse(), "are sparse or have requires_grad"),
-        (torch.eye(9, requires_grad=True), "are sparse or have requires_grad"),
+        (torch.tensor(3.0), r"are float32 \(\): give a dense tensor"),
+        (torch.eye(9).to_sparse(), "are float32 sparse_coo"),
+        (torch.eye(9, requires_grad=True), "are float32 with a gradient"),
     ],
 )
 def test_inputs_that_cannot_be_batched_are_named_before_the_run(inputs, said):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -146,14 +146,13 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
     """
     if not isinstance(data, Data):
         raise TaskError(f"{name} was loaded as a {type(data).__name__}, and Data is taken")
-    if not isinstance(data.classes, int) or data.classes < 0:
+    if not isinstance(data.classes, int) or data.classes < len(data.class_names[:1]):
         raise TaskError(
             f"{name} has classes={data.classes}: give their number, or 0 for targets of other kinds"
         )
-    if len(data.class_names) not in (0, data.classes):
+    if data.class_names and len(data.class_names) != data.classes:
         raise TaskError(
-            f"{name} has {len(data.class_names)} class_names for classes={data.classes}: "
-            f"give one for each class, or none"
+            f"{name} has {len(data.class_names)} class_names for classes={data.classes}"
         )
     for part, split in (("train", data.train), ("test", data.test)):
         expect_rows(f"{name}: {part}", split)
@@ -183,24 +182,27 @@ def expect_rows(where: str, split: Split) -> None:
             continue
         tensors = leaves(value) if isinstance(value, Tensor | tuple | dict) else (value,)
         for tensor in tensors or ((None,) if part == "inputs" else ()):
-            if not isinstance(tensor, Tensor):
-                found = f"are a {type(tensor).__name__}, and a tensor is taken"
-                cure = "give torch.as_tensor()"
-            elif not tensor.dim():
-                found, cure = "are one value", "give a row for each sample"
-            elif tensor.layout != torch.strided or tensor.requires_grad:
-                found = "are sparse or have requires_grad=True"
-                cure = "give a dense tensor without a gradient, to_dense().detach()"
-            elif part == "groups" and (tensor.is_floating_point() or tensor.dim() != 1):
-                kind = str(tensor.dtype).removeprefix("torch.")
-                found = f"are {kind} {tuple(tensor.shape)}"
-                cure = "give the number of a group for each sample, int64 (N,)"
-            elif len(tensor) != len(split):
-                found = f"have {len(tensor)} rows, and its inputs have {len(split)}"
-                cure = "give one row for each sample"
-            else:
-                continue
-            raise TaskError(f"{where}.{part} {found}: {cure}")
+            good = isinstance(tensor, Tensor) and tensor.dim() and tensor.layout == torch.strided
+            if not good or tensor.requires_grad or len(tensor) != len(split):
+                each = "sample" if part == "inputs" else f"of the {len(split)} samples"
+                raise TaskError(
+                    f"{where}.{part} are {_form(tensor)}: give a dense tensor without a gradient, "
+                    f"with a row for each {each}"
+                )
+            if part == "groups" and (tensor.is_floating_point() or tensor.dim() != 1):
+                raise TaskError(
+                    f"{where}.groups are {_form(tensor)}: give the number of a group for each "
+                    f"sample, int64 (N,)"
+                )
+
+
+def _form(value: object) -> str:
+    """Return a value's type for a message, and a tensor's layout and shape."""
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    words = [str(each).removeprefix("torch.") for each in (value.dtype, value.layout)]
+    words = words[: 1 + (value.layout != torch.strided)] + ["with a gradient"] * value.requires_grad
+    return f"{' '.join(words)} {tuple(value.shape)}"
 
 
 def _expect_finite(where: str, tensors: Tensors) -> None:
@@ -217,57 +219,44 @@ def _expect_finite(where: str, tensors: Tensors) -> None:
 
 
 def _expect_images(where: str, images: Tensors) -> None:
-    if not isinstance(images, Tensor) or images.dtype != torch.uint8:
-        found = images.dtype if isinstance(images, Tensor) else f"a {type(images).__name__}"
-        cure = "images.mul(255).round().to(torch.uint8), if they are floats from 0 to 1"
-        raise TaskError(f"{where} are {found}, and uint8 from 0 to 255 is taken: give {cure}")
-    if images.dim() != 4 or 0 in images.shape:
+    good = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.dim() == 4
+    if not good or 0 in cast(Tensor, images).shape:
         raise TaskError(
-            f"{where} have the shape {tuple(images.shape)}, and (N, C, H, W) is taken: samples, "
-            f"channels, rows, columns, at least 1 of each; unsqueeze(1) makes grey ones so"
+            f"{where} are {_form(images)}, and uint8 (N, C, H, W) from 0 to 255 is taken, at least "
+            f"1 of each: mul(255).round().to(torch.uint8) makes floats from 0 to 1 so, and "
+            f"unsqueeze(1) grey images"
         )
 
 
 def _expect_one_shape(name: str, data: Data, size: int | None) -> None:
     """Check that all images, once scaled to `size`, have one square shape."""
-    shape, other = (
+    shapes = [
         (images.shape[1], size or images.shape[2], size or images.shape[3])
         for images in (data.train.inputs, data.test.inputs)
         if isinstance(images, Tensor)
-    )
-    cure = "give dataset.size=PIXELS, to which they are scaled"
-    if shape != other:
+    ]
+    if len({*shapes}) > 1 or shapes[0][1] != shapes[0][2]:
+        train, test = (" x ".join(map(str, shape)) for shape in shapes)
         raise TaskError(
-            f"{name}: images to train on are {_times(shape)}, those to test on {_times(other)}: "
-            f"make all of one shape, or {cure}"
-        )
-    if shape[1] != shape[2]:
-        raise TaskError(
-            f"{name}: its images are {_times(shape)}, and models take square ones: {cure}"
+            f"{name}: images to train on are {train}, those to test on {test}, and models take "
+            f"square ones of one shape: give dataset.size=PIXELS, to which they are scaled"
         )
 
 
 def _expect_labels(where: str, split: Split, classes: int) -> None:
-    labels = split.targets
-    if not isinstance(labels, Tensor) or labels.shape != (len(split),):
-        found = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+    labels = split.labels
+    if labels is None:
         raise TaskError(
-            f"{where} have the shape {found}, and ({len(split)},) is taken with "
-            f"classes={classes}, a class for each sample; squeeze(1) makes a column so"
+            f"{where} are {_form(split.targets)}, and int64 ({len(split)},) is taken with "
+            f"classes={classes}, a class for each sample: squeeze(1) makes a column so, and long() "
+            f"floats"
         )
-    if labels.dtype != torch.int64:
-        cure = "targets.long(), if they are numbers of classes"
-        raise TaskError(f"{where} are {labels.dtype}, and int64 is taken: give {cure}")
     low, high = map(int, torch.aminmax(labels)) if len(labels) else (0, 0)
     if low < 0 or high >= classes:
         raise TaskError(
             f"{where} are from {low} to {high}, and 0 to {classes - 1} is taken with "
             f"classes={classes}: number the classes from 0, or give how many there are"
         )
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
 
 
 DATASETS: Registry[Callable[[Request], Data]] = Registry("data set", "edgewire.task.datasets")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgewire.task.errors import TaskError
+from edgewire.task.tables.arrow import compute, pyarrow, types
 from edgewire.task.tables.columns import Column, Columns
 from edgewire.task.tables.files import NUMBER, Rows, is_text, read, tidy
 from edgewire.task.tensors import Tensors
@@ -133,8 +134,6 @@ def _expect_none(rows: Rows, odd: NDArray[np.bool_], cells: Any) -> None:
 
 
 def _untaken(cells: Any) -> OddCells:
-    from pyarrow import types
-
     if types.is_binary(cells.type) or types.is_large_binary(cells.type):
         return OddCells("text that is not UTF-8, as which the file must be saved")
     return OddCells(f'"{tidy(cells[0].as_py())[:20]}" in row 1 ({str(cells.type)[:40]})')
@@ -142,15 +141,11 @@ def _untaken(cells: Any) -> OddCells:
 
 def is_window(kind: Any) -> bool:
     """Return whether an Arrow type is a list."""
-    from pyarrow import types
-
     return any(of(kind) for of in (types.is_list, types.is_large_list, types.is_fixed_size_list))
 
 
 def is_day(kind: Any) -> bool:
     """Return whether an Arrow type is a date, or a date with a time."""
-    from pyarrow import types
-
     return bool(types.is_date(kind) or types.is_timestamp(kind))
 
 
@@ -161,9 +156,6 @@ def encoded(rows: Rows, cells: Any) -> tuple[NDArray[np.int64], Any]:
     those that mean no value; they are an Arrow array. True and false are `True` and `False`; a
     broken number without a fraction is a whole one. Raises `OddCells` for cells without text.
     """
-    import pyarrow
-    from pyarrow import compute, types
-
     try:
         if types.is_boolean(cells.type):
             cells = compute.if_else(cells, "True", "False")
@@ -185,9 +177,6 @@ def encoded(rows: Rows, cells: Any) -> tuple[NDArray[np.int64], Any]:
 
 def numeric(rows: Rows, texts: Any) -> Any:
     """Return texts as an Arrow array of float64, without a value where they are no numbers."""
-    import pyarrow
-    from pyarrow import compute
-
     if rows.reading.decimal == ",":
         texts = compute.replace_substring(texts, ",", ".")
     good = compute.match_substring_regex(texts, NUMBER)
@@ -201,9 +190,6 @@ def values_of(rows: Rows, cells: Any, column: Column) -> Floats:
     `column.values`, behind them if it counts as another one, else -1. Raises `OddCells` for cells
     of another kind, and for infinity.
     """
-    import pyarrow
-    from pyarrow import compute, types
-
     if column.kind == "category" or is_text(cells.type):
         places, texts = encoded(rows, cells)
         if column.kind == "category":
@@ -230,9 +216,6 @@ def values_of(rows: Rows, cells: Any, column: Column) -> Floats:
 
 def _floats(cells: Any) -> Floats:
     """Return plain cells as float64 (N,): of dates, times and durations the days."""
-    import pyarrow
-    from pyarrow import types
-
     kind, unit = cells.type, 1
     if types.is_temporal(kind):
         zone = getattr(kind, "tz", None)
@@ -251,9 +234,6 @@ def windows(rows: Rows, cells: Any, length: int | None = None) -> NDArray[np.flo
     Raises `OddCells` for lists of several lengths, or of another length than the given one, and for
     cells that are no lists of numbers.
     """
-    import pyarrow
-    from pyarrow import compute
-
     if not is_window(cells.type):
         raise _untaken(cells)
     lengths = compute.list_value_length(cells)
