@@ -199,7 +199,7 @@ WRONG = {
     "no model": (["model._target_=mine_tasks.three"], "nn.Module is taken"),
     "a model of images": (["model=lenet5"], "no images"),
     "an objective for other targets": (["objective=classification"], "torch.int64"),
-    "a partition of classes": (["partition=dirichlet"], "the targets are no classes"),
+    "a partition of classes": (["partition=dirichlet"], "label needs targets that are classes"),
     "a key without a function": (["dataset._target_=null", "+dataset.rot=x"], "dataset.root?"),
     "images that each are normalised": (["dataset.per_image=true"], "is for images"),
     "inputs of another shape": (["+dataset.features=5"], "do not fit each other"),

@@ -6,7 +6,7 @@ It works with any partitioner of `flwr_datasets` that uses labels, groups or siz
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +116,13 @@ class Partition:
             for name, column in (("label", split.labels), ("group", split.groups))
             if column is not None
         }
-        _expect_column(partitioner, self._columns)
+        by = _column_of(partitioner)
+        if by is not None and by not in self._columns:
+            raise TaskError(
+                f"{type(partitioner).__name__} has partition_by={by}, which the samples lack: "
+                f"label needs targets that are classes, and group needs dataset.group=COLUMN; "
+                f"partition=iid needs neither"
+            )
         self._total = total
         self._nodes = nodes
         self._seed = seed
@@ -193,23 +199,6 @@ def _column_of(partitioner: Any) -> Any:
 
     A partitioner of a user may name another one.
     """
-    by_group = isinstance(partitioner, Natural)
-    return "group" if by_group else getattr(partitioner, "_partition_by", None)
-
-
-def _expect_column(partitioner: Any, columns: Mapping[str, Any]) -> None:
-    """Raise `TaskError` if a partitioner uses classes or groups, and the samples have none."""
-    by = _column_of(partitioner)
-    name = type(partitioner).__name__
-    if by == "group" and by not in columns:
-        raise TaskError(
-            f"{name} gives each node whole groups, such as users, and the samples have none: name "
-            f"their column as dataset.group=, or give partition=iid"
-        )
-    if by == "label" and by not in columns:
-        raise TaskError(
-            f"{name} shares out classes, and the targets are no classes: give partition=iid, "
-            f"partition=natural or partition=sampled"
-        )
-    if by not in (None, "group", "label"):
-        raise TaskError(f"partition.partition_by={by}: give label (classes) or group")
+    return (
+        "group" if isinstance(partitioner, Natural) else getattr(partitioner, "_partition_by", None)
+    )

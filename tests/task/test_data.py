@@ -28,7 +28,7 @@ def labels(change):
 BAD = {
     "floats from 0 to 1": (
         images(lambda x: x / 255),
-        "float32 (6, 3, 8, 8), and uint8 (N, C, H, W) from 0 to 255",
+        "float32 (6, 3, 8, 8), and uint8 (N",
     ),
     "no channels": (images(lambda x: x[:, 0]), "(6, 8, 8), and uint8 (N, C, H, W)"),
     "flat": (images(lambda x: x.flatten(1)), "(6, 192), and uint8 (N, C, H, W)"),
@@ -49,8 +49,7 @@ BAD = {
     "floats as labels": (labels(torch.Tensor.float), "float32 (6,), and int64"),
     "a label missing": (
         labels(lambda y: y[:5]),
-        "targets are int64 (5,): give a dense tensor without a gradient, "
-        "with a row for each of the 6 samples",
+        "a row for each of the 6 samples",
     ),
     "labels from 1": (labels(lambda y: y + 1), "from 1 to 3, and 0 to 2 is taken"),
     "a list of labels": (labels(torch.Tensor.tolist), "are a list: give a dense tensor"),

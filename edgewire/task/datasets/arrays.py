@@ -84,7 +84,7 @@ def npz(
         samples.append(_images(values) if images else values)
     transform: Any = Standardize(tuple(mean or ()), tuple(std or ()))
     if images:
-        channels = _channels(only(samples[0]))
+        channels = only(samples[0]).shape[1]
         transform = ImageTransform(
             tuple(mean or (0.5,) * channels), tuple(std or (0.25,) * channels)
         )
@@ -106,15 +106,11 @@ def _parts(root: str | None) -> tuple[Arrays, Arrays | None]:
     train, test = (arrays_in(files) for files in (train_files, test_files))
     if test:
         return train, test
-    apart = {name.removesuffix("_train"): train[name] for name in train if _ends(name, "_train")}
-    if not apart:
-        return train, None
-    held = {name.removesuffix("_test"): train[name] for name in train if _ends(name, "_test")}
-    return apart, held or None
-
-
-def _ends(name: str, end: str) -> bool:
-    return name.endswith(end) and name != end
+    apart, held = (
+        {name.removesuffix(end): train[name] for name in train if name[1:].endswith(end)}
+        for end in ("_train", "_test")
+    )
+    return (apart, held or None) if apart else (train, None)
 
 
 def arrays_in(files: list[Path]) -> Arrays:
@@ -162,17 +158,11 @@ def _images(values: Tensors) -> Tensor:
     """Return images as (N, C, H, W); views, so that they stay mapped."""
     if not isinstance(values, Tensor):
         raise TaskError("dataset.images=true is for one array: name it as dataset.inputs=")
+    if values.dim() not in (3, 4):
+        raise TaskError(f"images have the shape {tuple(values.shape)}, and (N, H, W) is taken")
     if values.dim() == 3:
         return values.unsqueeze(1)
-    if values.dim() == 4 and values.shape[3] <= 4 < values.shape[1]:
-        return values.permute(0, 3, 1, 2)
-    return values
-
-
-def _channels(images: Tensor) -> int:
-    if images.dim() != 4:
-        raise TaskError(f"images have the shape {tuple(images.shape)}, and (N, H, W) is taken")
-    return images.shape[1]
+    return values.permute(0, 3, 1, 2) if values.shape[3] <= 4 < values.shape[1] else values
 
 
 def _targets(

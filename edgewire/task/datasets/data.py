@@ -146,13 +146,11 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
     """
     if not isinstance(data, Data):
         raise TaskError(f"{name} was loaded as a {type(data).__name__}, and Data is taken")
-    if not isinstance(data.classes, int) or data.classes < len(data.class_names[:1]):
+    names = len(data.class_names)
+    if not isinstance(data.classes, int) or data.classes < 0 or names not in (0, data.classes):
         raise TaskError(
-            f"{name} has classes={data.classes}: give their number, or 0 for targets of other kinds"
-        )
-    if data.class_names and len(data.class_names) != data.classes:
-        raise TaskError(
-            f"{name} has {len(data.class_names)} class_names for classes={data.classes}"
+            f"{name} has {names} class_names for classes={data.classes}: give the number of "
+            f"classes, 0 for targets of other kinds, and a name for each class, or none"
         )
     for part, split in (("train", data.train), ("test", data.test)):
         expect_rows(f"{name}: {part}", split)

@@ -14,7 +14,7 @@ from torch import Tensor
 from edgewire.task import DEFAULT_ROOT
 from edgewire.task.datasets.data import Data, Split, expect_rows, holdout, shown
 from edgewire.task.errors import MissingOption, NoData, TaskError
-from edgewire.task.tensors import Tensors, mapped
+from edgewire.task.tensors import Tensors
 from edgewire.task.transforms import unchanged
 
 LARGEST_INTEGER = (1 << 63) - 1  # of torch's integers
@@ -149,7 +149,7 @@ def data_of(
         expect_rows(f"{place}: {part}", split)
     train, *tests = splits
     if on_device or not (tests or share):
-        test = without_samples(train)
+        test = train.taken(torch.arange(0))
     elif tests:
         test = tests[0]
     else:
@@ -157,16 +157,6 @@ def data_of(
         if not len(test):
             raise TaskError(f"{place} has too few samples to test on a share of them: add more")
     return Data(train, test, transform, len(class_names), class_names, names)
-
-
-def without_samples(split: Split) -> Split:
-    """Return a split of the same types and shapes without samples."""
-    groups = None if split.groups is None else split.groups[:0]
-    return Split(
-        mapped(lambda each: each[:0], split.inputs),
-        mapped(lambda each: each[:0], split.targets),
-        groups,
-    )
 
 
 def group_ids(*parts: NDArray[np.generic]) -> tuple[list[torch.Tensor], tuple[str, ...]]:

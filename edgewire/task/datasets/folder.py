@@ -40,17 +40,20 @@ def imagefolder(request: Request) -> Data:
         raise TaskError(f"{shown(root)} has only one of the folders train and test: add the other")
     split_by_user = (root / "train").is_dir()
     source = root / "train" if split_by_user else root
-    names = sorted(set(request.classes)) if request.classes else class_folders(source)
-    try:
-        train = load_folder(source, names, size)
-    except TaskError as error:
-        if request.classes and not has_photos(request.root, request.classes):
-            raise NoData(str(error)) from error
-        raise
-    counts = torch.bincount(only(train.targets), minlength=len(names))
-    if len(names) < 2 or int(counts.min()) == 0:
-        empty = [name for name, count in zip(names, counts, strict=True) if count == 0]
-        raise TaskError(f"{shown(source)} has {_lacking(source, names, empty)}")
+    given = {*(request.classes or ())}  # of any text, such as ../x: none is looked up
+    there = {each.name for each in root.glob("*") if each.is_dir()}
+    if given and not there & {"train", *given}:
+        raise NoData(f"{shown(root)} has no folder of a class: give dataset.root=FOLDER")
+    names = sorted(given) or class_folders(source)
+    train = load_folder(source, names, size)
+    counts = torch.bincount(only(train.targets), minlength=len(names)).tolist()
+    if len(names) < 2:
+        raise TaskError(f"{shown(source)} has one class only, {names[0]}: add images of another")
+    if 0 in counts:
+        empty = names[counts.index(0)]
+        raise TaskError(
+            f"{shown(source)} has no image in {empty}/: put some into it, or leave the class out"
+        )
     if split_by_user:
         test = load_folder(root / "test", names, size)
     else:
@@ -62,28 +65,12 @@ def imagefolder(request: Request) -> Data:
     return Data(train, test, PHOTOS, len(names), tuple(names))
 
 
-def has_photos(root: str | None, classes: Sequence[str]) -> bool:
-    """Return whether `root` (None: the default folder) has a folder of any class, or of a split."""
-    folder = Path(root or DEFAULT_ROOT).expanduser()
-    names = {"train", "test", *classes}  # of any text, such as ../x: none is looked up
-    return any(each.name in names and each.is_dir() for each in folder.glob("*"))
-
-
 def without_photos(classes: Sequence[str], size: int | None) -> Data:
     """Return a data set of `imagefolder`'s shape, with splits of 0 images."""
     side = size or DEFAULT_SIZE
     empty = Split(torch.empty((0, 3, side, side), dtype=torch.uint8), torch.empty(0).long())
     names = tuple(sorted(set(classes)))
     return Data(empty, empty, PHOTOS, len(names), names)
-
-
-def _lacking(source: Path, names: Sequence[str], empty: Sequence[str]) -> str:
-    """Return an error message for a folder without images of a class: which class, what to do."""
-    if not empty:
-        return f"one class only, {names[0]}: add a folder with images of another"
-    if empty[0] in class_folders(source):
-        return f"no image in {empty[0]}/, which counts as a class: put images into it, or remove it"
-    return f"no folder {empty[0]}/ of that class: add it, or leave it out of dataset.classes"
 
 
 def class_folders(path: Path) -> list[str]:

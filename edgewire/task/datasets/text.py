@@ -80,8 +80,6 @@ def _windows(file: Path, length: int) -> tuple[Tensor, Tensor]:
     windows = max(len(data) - 1, 0) // length
     tensor = torch.from_numpy(data)
     inputs, targets = (tensor[at : at + windows * length] for at in (0, 1))
-    if not windows:
-        return tensor.new_empty(0, length), tensor.new_empty(0, length)
     return inputs.view(windows, length), targets.view(windows, length)
 
 
