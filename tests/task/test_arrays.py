@@ -137,7 +137,7 @@ def test_names_of_classes(tmp_path):
 WRONG = {
     "an absent array": ({"target": "z"}, {}, "no array z for dataset.target=: there are x, y"),
     "the target as input": ({"inputs": "y"}, {}, "not the target"),
-    "another number of rows": ({}, {"y": Y[:4]}, "rows"),
+    "another number of rows": ({}, {"y": Y[:4]}, "each of the 20 samples"),
     "no samples": ({}, {"x": X[:0], "y": Y[:0]}, "no samples"),
     "one number": ({}, {"y": np.float32(3)}, "no samples"),
     "complex numbers": ({}, {"x": X * 1j}, "integers or floats"),

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgewire.task.datasets.data import Split, holdout
 from edgewire.task.datasets.files import class_names
 from edgewire.task.errors import TaskError
+from edgewire.task.override_text import text_of
 from edgewire.task.tables.arrow import compute
 from edgewire.task.tables.columns import Column, Columns, Reading
 from edgewire.task.tables.files import Rows, is_text, tidy
@@ -118,25 +119,12 @@ def _overrides(problems: Found, wishes: Wishes) -> list[str]:
     keys = {each.key for _, each in problems} if not wishes.plain else set()
     skip = [name for name, each in problems if each.key == "skip"]
     kinds = {name: each.kind for name, each in problems if each.key == "kinds"}
-    names = ",".join(map(_word, dict.fromkeys([*wishes.skip, *skip])))
-    pairs = ",".join(f"{_key(k)}:{_word(v)}" for k, v in {**wishes.kinds, **kinds}.items())
-    words = {"skip": f"[{names}]", "kinds": f"{{{pairs}}}", "drop_missing": "true"}
-    return [f"dataset.{key}={word}" for key, word in words.items() if key in keys]
-
-
-def _word(text: str) -> str:
-    """Return a text as an element of a list in an override, in quotes if Hydra needs them."""
-    from hydra.core.override_parser.types import Quote, QuotedString
-
-    values = ("true", "false", "null", "inf", "nan")
-    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", text) and text.lower() not in values:
-        return text
-    return QuotedString(text, Quote.single).with_quotes()
-
-
-def _key(text: str) -> str:
-    """Return a text as a key of a mapping in an override, where Hydra knows no quotes."""
-    return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", text)
+    values = {
+        "skip": [*dict.fromkeys([*wishes.skip, *skip])],
+        "kinds": {**wishes.kinds, **kinds},
+        "drop_missing": True,
+    }
+    return [f"dataset.{key}={text_of(each)}" for key, each in values.items() if key in keys]
 
 
 def learn(rows: Rows, wishes: Wishes, cut: int | None = None, share: float = 0.0) -> Columns:
