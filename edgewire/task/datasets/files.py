@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
 from edgewire.task.datasets.data import Data, Split, expect_rows, holdout, shown
-from edgewire.task.errors import MissingOption, NoData, TaskError
+from edgewire.task.errors import MissingOption, NoData, TaskError, listed
 from edgewire.task.tensors import Tensors
 from edgewire.task.transforms import unchanged
 
@@ -93,9 +93,11 @@ def class_names(
     numbers = all(WHOLE_NUMBER.fullmatch(name) for name in names)
     ordered = sorted(names, key=(lambda name: (int(name), name)) if numbers else None)
     if unknown := sorted(found - names):
-        raise TaskError(f"{unknown[0]!r} is no known class: dataset.classes={_listed(ordered)}")
+        raise TaskError(
+            f"{unknown[0]!r} is no known class: dataset.classes=[{listed(ordered, between=',')}]"
+        )
     if len(names) < 2:
-        raise TaskError(f"there is one class only, {_listed(ordered)}: two or more are taken")
+        raise TaskError(f"there is one class only, {listed(ordered)}: two or more are taken")
     return tuple(ordered)
 
 
@@ -104,11 +106,6 @@ def class_ids(values: NDArray[np.str_], names: Sequence[str]) -> torch.Tensor:
     found, places = np.unique(values, return_inverse=True)
     ids = np.array([names.index(str(name)) for name in found], np.int64)
     return torch.from_numpy(ids[places.reshape(-1)])
-
-
-def _listed(names: Sequence[str], most: int = 12) -> str:
-    more = ",..." if len(names) > most else ""
-    return f"[{','.join(names[:most])}{more}]"
 
 
 def data_of(

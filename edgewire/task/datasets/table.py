@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgewire.task.datasets.data import Data, Split
 from edgewire.task.datasets.files import data_of, files_of, group_ids
-from edgewire.task.errors import MissingOption, TaskError
+from edgewire.task.errors import MissingOption, TaskError, listed
 from edgewire.task.tables.columns import Columns, Reading, plain_of
 from edgewire.task.tables.files import Rows, read, tidy
 from edgewire.task.tables.learn import Wishes, learn, survey_of
@@ -36,7 +36,6 @@ from edgewire.task.transforms import Standardize
 
 PLAIN = (".csv", ".csv.gz", ".tsv", ".parquet")
 ANY = (*PLAIN, ".tsv.gz", ".txt", ".data", ".pq")
-MOST_NAMED = 20  # columns that a message names
 log = getLogger("edgewire")
 _learned = dict[tuple[str, str | None], Data]()  # the last table whose columns were learned, if any
 
@@ -213,7 +212,7 @@ def _warn_of_unknown(rows: Rows, columns: Columns, inputs: Tensors) -> None:
         if share and each.kind == "category"
     ]
     if found:
-        log.warning("%s: %s", rows.place, ", ".join(found[:MOST_NAMED]))
+        log.warning("%s: %s", rows.place, listed(found))
 
 
 def without_rows(text: str) -> Data:
@@ -283,8 +282,7 @@ def csv(
     found = learn(rows, wishes, cut)
     features = found.features
     if inputs is None:
-        named = ", ".join(each.name for each in features[:MOST_NAMED])
-        named += f" and {len(features) - MOST_NAMED} more" * (len(features) > MOST_NAMED)
+        named = listed([each.name for each in features])
         out = "".join(f"; {name!r} ({why}) is left out" for name, why in found.left)
         log.warning("%s: the inputs are %s%s", rows.place, named, out)
     if not standardize and mean is None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgewire.task.datasets.data import Split, holdout
 from edgewire.task.datasets.files import class_names
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, listed
 from edgewire.task.override_text import text_of
 from edgewire.task.tables.arrow import compute
 from edgewire.task.tables.columns import Column, Columns, Reading
@@ -214,7 +214,7 @@ def _columns(
     if problems:
         raise Problems(place, problems, wishes)
     if not features:
-        why = ", ".join(f"{name} ({reason})" for name, reason in [*left.items()][:MOST_SHOWN])
+        why = listed([f"{name} ({reason})" for name, reason in left.items()])
         raise TaskError(
             f"{place}: dataset.inputs= must name at least one column: all are left out, {why}"
         )

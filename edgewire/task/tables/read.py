@@ -12,13 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, listed
 from edgewire.task.tables.arrow import compute, pyarrow, types
 from edgewire.task.tables.columns import Column, Columns
 from edgewire.task.tables.files import NUMBER, Rows, is_text, read, tidy
 from edgewire.task.tensors import Tensors
 
-MOST_NAMED = 20  # columns that a message names
 DAY = 86_400_000_000  # microseconds
 Floats = NDArray[np.float64]
 
@@ -50,8 +49,7 @@ def inputs_of(source: Any, columns: Columns) -> Tensors:
         except OddCells as odd:
             wrong.append(f"{column.name} has {odd}, and a {column.kind} is taken")
     if wrong:
-        more = f"; and {len(wrong) - 5} more columns" if len(wrong) > 5 else ""
-        raise TaskError(f"{rows.place}: {'; '.join(wrong[:5])}{more}")
+        raise TaskError(f"{rows.place}: {listed(wrong, 5, '; ')}")
     tensors = [torch.from_numpy(np.stack(each, 1)) for each in (matrix, channels) if each]
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
@@ -111,12 +109,8 @@ def expect_there(place: str, names: Sequence[str], wanted: Iterable[str], key: s
         near = get_close_matches(absent[0], names, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         has = f"dataset.{key}= names columns of" if key else "it has"
-        more = ", ..." if len(names) > MOST_NAMED else ""
         one = "; dataset.delimiter= separates columns" if len(names) == 1 else ""
-        raise TaskError(
-            f"{place} has no column {', '.join(absent[:MOST_NAMED])}{hint}: {has} "
-            f"{', '.join(names[:MOST_NAMED])}{more}{one}"
-        )
+        raise TaskError(f"{place} has no column {listed(absent)}{hint}: {has} {listed(names)}{one}")
 
 
 class OddCells(ValueError):
