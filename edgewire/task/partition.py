@@ -8,7 +8,8 @@ import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ from edgewire.task.errors import TaskError, described
 
 # Keys that separate this module's random streams from other streams with the same seed.
 _SHUFFLE, _DRAW, _GROUPS = 1, 2, 3
-LARGER_ALPHA = "larger partition.alpha"  # a small alpha gives some nodes few samples
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Natural:
     """
 
     num_partitions: int
+    _partition_by: ClassVar[str] = "group"  # as flwr_datasets' partitioners have it
 
     def cut(self, groups: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
         """Return each node's samples, int64 (n,) each; `groups`: each sample's, int64 (N,)."""
@@ -82,6 +83,8 @@ class Natural:
 
 class Partition:
     """The indices of every node's samples, computed at the first use.
+
+    `by_group`: whether each node has whole groups.
 
     Args:
         partitioner: an `Iid`, a `Natural`, a `Sampled`, or a partitioner of flwr_datasets, whose
@@ -116,17 +119,15 @@ class Partition:
             for name, column in (("label", split.labels), ("group", split.groups))
             if column is not None
         }
-        by = _column_of(partitioner)
+        by = getattr(partitioner, "_partition_by", None)  # a partitioner of a user may have any
         if by is not None and by not in self._columns:
             raise TaskError(
                 f"{type(partitioner).__name__} has partition_by={by}, which the samples lack: "
                 f"label needs targets that are classes, and group needs dataset.group=COLUMN; "
                 f"partition=iid needs neither"
             )
-        self._total = total
-        self._nodes = nodes
-        self._seed = seed
-        self._cut: Callable[[int], Any] | None = None
+        self.by_group = by == "group"
+        self._total, self._nodes, self._seed = total, nodes, seed
         self._indices: dict[int, Tensor] = {}
 
     def indices(self, node: int) -> Tensor:
@@ -145,34 +146,26 @@ class Partition:
         return self._indices[node]
 
     def _load(self, node: int) -> NDArray[np.int64]:
-        with warnings.catch_warnings():
-            # The user cannot act on their warnings (a repeated draw, an old option of pyarrow).
-            warnings.simplefilter("ignore")
+        # a small alpha gives some nodes few samples
+        cure = "give a larger partition.alpha, or " * hasattr(self._partitioner, "_alpha")
+        # The user cannot act on their warnings (a repeated draw, an old option of pyarrow).
+        with warnings.catch_warnings(action="ignore"):
             try:
-                if self._cut is None:
-                    self._cut = self._prepare()
                 rows: NDArray[np.int64] = self._cut(node)
             except TaskError:
                 raise
             except (ValueError, TypeError, KeyError, IndexError) as error:
-                why = described(error) + f"; give a {LARGER_ALPHA}" * self._is_dirichlet
+                why = f"{described(error)}; {cure}correct its options"
                 raise TaskError(f"the partition cannot be made: {why}") from error
         if len(rows) == 0:
-            hint = f"a {LARGER_ALPHA}, or fewer nodes" if self._is_dirichlet else "fewer nodes"
-            raise TaskError(f"the partition leaves node {node + 1} without a sample: give {hint}")
+            raise TaskError(
+                f"the partition leaves node {node + 1} without a sample: {cure}give fewer nodes"
+            )
         return rows
 
-    @property
-    def by_group(self) -> bool:
-        """Whether each node has whole groups."""
-        return bool(_column_of(self._partitioner) == "group")
-
-    @property
-    def _is_dirichlet(self) -> bool:
-        return hasattr(self._partitioner, "_alpha")
-
-    def _prepare(self) -> Callable[[int], Any]:
-        """Shuffle the data set; return a function that takes a node and returns its indices."""
+    @cached_property
+    def _cut(self) -> Callable[[int], Any]:
+        """A function that takes a node and returns its indices in the shuffled data set."""
         # Shuffle: partitioners of equal shares take contiguous rows; folders are sorted by class.
         order = np.random.default_rng((self._seed, _SHUFFLE)).permutation(self._total)
         theirs = self._partitioner
@@ -192,13 +185,3 @@ class Partition:
             parts = theirs.cut(self._columns["group"][order], self._seed)
             return [order[part] for part in parts].__getitem__
         return theirs.load_partition  # type: ignore[no-any-return]  # flwr_datasets has no types
-
-
-def _column_of(partitioner: Any) -> Any:
-    """Return which column of the samples a partitioner uses: "label" or "group"; None: no column.
-
-    A partitioner of a user may name another one.
-    """
-    return (
-        "group" if isinstance(partitioner, Natural) else getattr(partitioner, "_partition_by", None)
-    )

@@ -25,6 +25,7 @@ from edgewire.task.tables.read import (
     expect_there,
     inputs_of,
     located,
+    random_rows,
     rows_of,
     targets_of,
 )
@@ -218,14 +219,10 @@ def _warn_of_unknown(rows: Rows, columns: Columns, inputs: Tensors) -> None:
 def without_rows(text: str) -> Data:
     """Return the data of a server whose nodes have all of a table; `text`: the columns as JSON."""
     columns = Columns.from_json(text)
-    windows = [each.length for each in columns.features if each.kind == "window"]
-    rows = torch.empty(0, len(columns.features) - len(windows), dtype=torch.float64)
-    parts = (rows, torch.empty(0, len(windows), *windows[:1]))
-    inputs = tuple(each for each in parts if each.shape[1])
     shape = (0, len(columns.target))[: max(len(columns.target), 1)]
     kind = torch.int64 if columns.classes else torch.float32
     targets = torch.empty(shape, dtype=kind) if columns.target else ()
-    split = Split(inputs if len(inputs) > 1 else inputs[0], targets)
+    split = Split(random_rows(columns, 0), targets)
     transform = TableTransform([plain_of(each) for each in columns.features])
     names = columns.classes
     return Data(split, split, transform, len(names), names, columns=columns)

@@ -90,6 +90,22 @@ def targets_of(source: Any, columns: Columns) -> Tensor | None:
     return numbers[:, 0].contiguous() if len(values) == 1 else numbers
 
 
+def random_rows(columns: Columns, count: int) -> Tensors:
+    """Return raw inputs of so many made-up rows, like those of the training; always the same."""
+    random = torch.Generator().manual_seed(0)
+    cells, channels = list[Tensor](), list[Tensor]()
+    for each in columns.features:
+        size = (count, each.length) if each.kind == "window" else (count,)
+        values = each.mean + each.std * torch.randn(size, generator=random).double()
+        if each.kind == "category":
+            values = torch.randint(len(each.values) + 1, size, generator=random).double()
+        values[:1] = torch.nan if each.missing else values[:1]
+        (channels if each.kind == "window" else cells).append(values)
+    parts = [torch.stack(cells, 1)] if cells else []
+    parts += [torch.stack(channels, 1).float()] if channels else []
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
 def located(rows: Rows, wanted: Sequence[str], key: str = "") -> dict[str, int]:
     """Return the places of columns by name; raises `TaskError` for absent and for double ones.
 
