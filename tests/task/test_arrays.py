@@ -186,7 +186,7 @@ def test_what_is_there_must_be_clear(tmp_path):
     with pytest.raises(TaskError, match="several"):
         npz(str(tmp_path))
     (tmp_path / "c.txt").write_text("x")
-    with pytest.raises(TaskError, match=r"an \.npz file"):
+    with pytest.raises(TaskError, match=r"\.npz or \.npy files"):
         npz(str(tmp_path / "c.txt"))
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("readme.txt", "x")

@@ -198,5 +198,5 @@ def test_images_that_are_left_out_are_counted_by_ending_in_one_line(tmp_path, ca
     (tmp_path / ".thumbnails").mkdir()
     with caplog.at_level("WARNING", "edgewire"):
         assert len(load_folder(tmp_path, ["cat", "dog"], 8)) == 6
-    said = "1 .avif, 1 .gif, 2 .heic, 1 .jfif left out: convert them to .jpg or .png"
+    said = "1 .avif, 1 .gif, 2 .heic, 1 .jfif, 1 .txt left out: convert photos to .jpg or .png"
     assert [record.getMessage() for record in caplog.records] == [f"{tmp_path}: {said}"]

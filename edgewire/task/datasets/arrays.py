@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
 from edgewire.task.datasets.data import Data, reads_as, shown
-from edgewire.task.datasets.files import LARGEST_INTEGER, class_ids, class_names, data_of, files_of
+from edgewire.task.datasets.files import class_ids, class_names, data_of, files_of
 from edgewire.task.errors import NoData, TaskError
 from edgewire.task.tensors import Tensors, only
 from edgewire.task.transforms import ImageTransform, Standardize
@@ -73,9 +73,7 @@ def npz(
             f"or the group; there are {', '.join(train)}"
         )
     targets, found = _targets(parts, place, target, classes, on_device)
-    groups = None
-    if group is not None:
-        groups = [_array(part, place, group, "group") for part in parts]
+    groups = None if group is None else [_array(each, place, group, "group") for each in parts]
     one = len(names) == 1 and (inputs is None or isinstance(inputs, str))
     samples = list[Tensors]()
     for part in parts:
@@ -96,13 +94,10 @@ def npz(
 
 def _parts(root: str | None) -> tuple[Arrays, Arrays | None]:
     """Return the arrays to train on, and those to test on; None if there are none."""
-    path = Path(root or DEFAULT_ROOT).expanduser()
     try:
         train_files, test_files = files_of(root, (".npz",))
     except NoData:
         train_files, test_files = files_of(root, (".npy",))
-    if path.is_file() and not path.name.lower().endswith(".npz"):
-        raise TaskError(f"{shown(path)}: give an .npz file, or a folder of .npy files")
     train, test = (arrays_in(files) for files in (train_files, test_files))
     if test:
         return train, test
@@ -123,7 +118,7 @@ def arrays_in(files: list[Path]) -> Arrays:
     found: dict[str, NDArray[Any]] = {}
     for file in files:
         # numpy's advice for Python objects, allow_pickle=True, would run code of the file
-        with reads_as(file, "arrays", "save arrays of numbers or text, without Python objects"):
+        with reads_as(file, "arrays", "save arrays without Python objects, in .npz or .npy files"):
             if file.name.lower().endswith(".npz"):
                 with np.load(file, allow_pickle=False) as archive:
                     found |= dict(archive)
@@ -148,7 +143,7 @@ def _tensor(array: NDArray[Any], name: str) -> Tensor:
     kind = array.dtype
     if kind.kind not in "biuf" or kind.itemsize > 8:
         raise TaskError(f"the array {name} is {kind}, and integers or floats are taken")
-    if kind.kind == "u" and kind.itemsize == 8 and (array > LARGEST_INTEGER).any():
+    if kind.kind == "u" and kind.itemsize == 8 and (array > np.iinfo(np.int64).max).any():
         raise TaskError(f"the array {name} has whole numbers above 2^63 - 1, the largest of torch")
     wider = WIDER.get(f"{kind.kind}{kind.itemsize}", kind.newbyteorder("="))
     return torch.from_numpy(np.ascontiguousarray(array.astype(wider, copy=False)))

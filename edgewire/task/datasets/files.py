@@ -17,7 +17,6 @@ from edgewire.task.errors import MissingOption, NoData, TaskError, listed
 from edgewire.task.tensors import Tensors
 from edgewire.task.transforms import unchanged
 
-LARGEST_INTEGER = (1 << 63) - 1  # of torch's integers
 READERS = 8  # threads: few, because each holds a file's content, and containers may have few cores
 WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}")
 

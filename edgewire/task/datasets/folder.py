@@ -19,8 +19,6 @@ from edgewire.task.tensors import only
 from edgewire.task.transforms import ImageTransform
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-# Endings of other images: they are left out, in one line.
-UNREAD = (".avif", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jxl", ".svg")
 DEFAULT_SIZE = 32
 log = getLogger("edgewire")
 PHOTOS = ImageTransform((0.5,) * 3, (0.25,) * 3)  # for any photos, on every device
@@ -110,10 +108,9 @@ def labelled(path: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
     samples = []
     unread = Counter[str]()
     for name in class_folders(path):
-        found = [*(path / name).rglob("*")]
-        files = sorted(f for f in found if is_image(f))
-        endings = [f.suffix.lower() for f in found if not f.name.startswith(".")]
-        unread.update(ending for ending in endings if ending in UNREAD)
+        found = [f for f in (path / name).rglob("*") if f.is_file() and f.name[0] != "."]
+        files = sorted(filter(is_image, found))
+        unread.update(f.suffix.lower() or f.name for f in found if not is_image(f))
         if name not in names and not files:  # a folder of another data set, or of a download
             continue
         if name not in names:
@@ -124,7 +121,7 @@ def labelled(path: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
         samples += [(file, names.index(name)) for file in files]
     if unread:
         counts = ", ".join(f"{count} {ending}" for ending, count in sorted(unread.items()))
-        log.warning("%s: %s left out: convert them to .jpg or .png", shown(path), counts)
+        log.warning("%s: %s left out: convert photos to .jpg or .png", shown(path), counts)
     if not samples:
         raise TaskError(
             f"{shown(path)} has class folders but no image in them: "

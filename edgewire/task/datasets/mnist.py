@@ -48,23 +48,22 @@ def _load(
     mean: float,
     std: float,
 ) -> Data:
-    folder = next((f for f in folders if all(_file(f, stem) for stem in FILES)), None)
-    if folder is None:
+    found = next(filter(None, map(_files, folders)), None)
+    if found is None:
         downloaded(name, torchvision_name, request, folders, *ways)
-        folder = folders[0]
-    train, test = (_split(folder, prefix) for prefix in ("train", "t10k"))
+        found = _files(folders[0])
+    train, test = _split(*found[:2]), _split(*found[2:])
     return Data(train, test, ImageTransform((mean,), (std,)), 10)
 
 
-def _file(folder: Path, stem: str) -> Path | None:
-    """Return the path of the file `stem` in a folder, plain or .gz; None if it has neither."""
-    return next((p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()), None)
+def _files(folder: Path) -> list[Path]:
+    """Return the paths of `FILES` in a folder, each plain or .gz; [] if one is missing."""
+    pairs = [(folder / stem, folder / f"{stem}.gz") for stem in FILES]
+    found = [[path for path in pair if path.is_file()] for pair in pairs]
+    return [each[0] for each in found] if all(found) else []
 
 
-def _split(folder: Path, prefix: str) -> Split:
-    images_path, labels_path = (_file(folder, stem) for stem in FILES if stem.startswith(prefix))
-    assert images_path is not None
-    assert labels_path is not None
+def _split(images_path: Path, labels_path: Path) -> Split:
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
     with reads_as(labels_path, "labels from 0 to 9"):
         if len(images) != len(labels) or int(labels.max()) > 9:

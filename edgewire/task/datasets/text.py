@@ -86,9 +86,5 @@ def _windows(file: Path, length: int) -> tuple[Tensor, Tensor]:
 def _joined(splits: list[Split]) -> Split:
     if len(splits) == 1:
         return splits[0]
-    assert all(isinstance(split.inputs, Tensor) for split in splits)
-    inputs, targets, groups = (
-        torch.cat([getattr(split, part) for split in splits])
-        for part in ("inputs", "targets", "groups")
-    )
-    return Split(inputs, targets, groups)
+    parts = ("inputs", "targets", "groups")
+    return Split(*(torch.cat([getattr(split, part) for split in splits]) for part in parts))
