@@ -25,7 +25,8 @@ FILES = tuple(
 def mnist(request: Request) -> Data:
     """Return MNIST (LeCun et al.): 60,000 training and 10,000 test images of 1x28x28."""
     folder = Path(request.root or DEFAULT_ROOT, "MNIST", "raw")
-    return _load("mnist", "MNIST", request, [folder], mean=0.1307, std=0.3081)
+    train, test = _load("mnist", "MNIST", request, [folder])
+    return Data(train, test, ImageTransform((0.1307,), (0.3081,)), 10)
 
 
 @DATASETS.register("fashion_mnist")
@@ -36,24 +37,18 @@ def fashion_mnist(request: Request) -> Data:
     if request.root is None:
         folders.append(DEBIAN)
         ways.append("install the Debian package dataset-fashion-mnist")
-    return _load("fashion_mnist", "FashionMNIST", request, folders, *ways, mean=0.2860, std=0.3530)
+    train, test = _load("fashion_mnist", "FashionMNIST", request, folders, *ways)
+    return Data(train, test, ImageTransform((0.2860,), (0.3530,)), 10)
 
 
 def _load(
-    name: str,
-    torchvision_name: str,
-    request: Request,
-    folders: list[Path],
-    *ways: str,
-    mean: float,
-    std: float,
-) -> Data:
+    name: str, reader: str, request: Request, folders: list[Path], *ways: str
+) -> tuple[Split, Split]:
     found = next(filter(None, map(_files, folders)), None)
     if found is None:
-        downloaded(name, torchvision_name, request, folders, *ways)
+        downloaded(name, reader, request, folders, *ways)
         found = _files(folders[0])
-    train, test = _split(*found[:2]), _split(*found[2:])
-    return Data(train, test, ImageTransform((mean,), (std,)), 10)
+    return _split(*found[:2]), _split(*found[2:])
 
 
 def _files(folder: Path) -> list[Path]:

@@ -98,7 +98,6 @@ def table(
     if (key, columns) in _learned:
         return _learned[key, columns]
     rows, cut = _read(files, wishes, drop_missing, on_device, known)
-
     found = known or learn(rows, wishes, cut, test_share)
     data = _data(rows, found, cut, test_share, on_device, root)
     if known is None:

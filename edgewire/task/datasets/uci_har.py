@@ -59,10 +59,13 @@ def _read(path: Path, part: str) -> tuple[Tensor, Tensor, Tensor]:
     labels, subjects = (
         _numbers(folder / f"{name}_{part}.txt", np.int64)[:, 0] for name in ("y", "subject")
     )
-    if len({len(each) for each in (*signals, labels, subjects)}) > 1:
-        raise TaskError(f"{shown(folder)} is damaged: its files differ in their numbers of rows")
-    if labels.min() < 1 or labels.max() > len(ACTIVITIES) or not np.isfinite(signals).all():
-        raise TaskError(f"{shown(folder)} is damaged: activities are 1 to 6, signals are finite")
+    lengths = {len(each) for each in (*signals, labels, subjects)}
+    known = labels.min() >= 1 and labels.max() <= len(ACTIVITIES)
+    if len(lengths) > 1 or not known or not np.isfinite(signals).all():
+        raise TaskError(
+            f"{shown(folder)} is damaged: copy it again; activities are 1 to 6, signals are "
+            f"finite, and all files have as many rows"
+        )
     windows = torch.from_numpy(np.stack(signals, axis=1))
     return windows, torch.from_numpy(labels - 1), torch.from_numpy(subjects)
 
