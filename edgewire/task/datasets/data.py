@@ -180,8 +180,13 @@ def expect_rows(where: str, split: Split) -> None:
             continue
         tensors = leaves(value) if isinstance(value, Tensor | tuple | dict) else (value,)
         for tensor in tensors or ((None,) if part == "inputs" else ()):
-            good = isinstance(tensor, Tensor) and tensor.dim() and tensor.layout == torch.strided
-            if not good or tensor.requires_grad or len(tensor) != len(split):
+            if (
+                not isinstance(tensor, Tensor)
+                or tensor.dim() == 0
+                or tensor.layout != torch.strided
+                or tensor.requires_grad
+                or len(tensor) != len(split)
+            ):
                 each = "sample" if part == "inputs" else f"of the {len(split)} samples"
                 raise TaskError(
                     f"{where}.{part} are {_form(tensor)}: give a dense tensor without a gradient, "
