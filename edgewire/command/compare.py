@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -125,7 +126,8 @@ class Comparison:
         """`base`, typed, with what it leaves to the data."""
         folder = self.parsed.config_dir
         look_in([*([Path(folder).absolute().parent] if folder else []), Path.cwd()])
-        return typed(from_data(self.base))
+        with TemporaryDirectory() as place:  # for a survey; each run asks the nodes again
+            return typed(from_data(self.base, Path(place), self.task))
 
     @cached_property
     def title(self) -> str:

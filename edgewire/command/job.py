@@ -150,7 +150,10 @@ def run(composed: DictConfig, folder: Path) -> None:
     if not resumes():
         (folder / COLUMNS).unlink(missing_ok=True)
         engine_for(config, job_of(config, composed, folder))  # refuses before data are read
-    if hydra.job.name != RESUME and (finished := from_data(composed)) is not composed:
+    finished = composed
+    if hydra.job.name != RESUME:
+        finished = from_data(composed, folder, hydra.overrides.task)
+    if finished is not composed:
         composed, config = finished, typed(finished)
         write_configuration(composed, folder)
         if (columns := config.dataset.own.get("columns")) and columns != RUN.columns:

@@ -155,6 +155,14 @@ def test_a_task_of_ours_has_its_rates_unless_its_data_are_files():
     assert not Comparison(["dataset=csv", "dataset.root=x.csv"]).is_known
 
 
+@pytest.mark.parametrize("more", [[], ["dataset.columns=survey", "nodes=2"]])
+def test_an_own_table_is_read_before_the_first_run(more, tmp_path):
+    rows = [f"{number % 40},{'yes' if number % 3 else 'no'}" for number in range(90)]
+    (tmp_path / "own.csv").write_text("\n".join(["age,churn", *rows]))
+    words = ["task=table", f"dataset.root={tmp_path}/own.csv", "dataset.target=churn"]
+    assert "2 classes) · table_mlp" in Comparison([*words, *more]).title
+
+
 def test_an_asynchronous_method_has_as_many_replies_as_the_others_have():
     asked = Comparison(["rounds=7", "nodes=4"])
     method = asked.methods(["fedbuff"])[1]

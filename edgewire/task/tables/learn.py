@@ -342,7 +342,7 @@ class _Learner:
         once, named = bool(steps.min() > 0), ID.fullmatch(name) is not None
         if once and named and not np.ptp(steps) and not wishes.plain:
             raise Problem("numbers the rows", key=LEFT)
-        return replace(part, numbered=once and (named or steps.sum() < 1.25 * len(values)))
+        return replace(part, numbered=once and (named or bool(steps.sum() < 1.25 * len(values))))
 
     def _kind(self, name: str, cells: Any, target: bool) -> Column:
         """Return a column with its kind: what the user said, or what most cells are."""
