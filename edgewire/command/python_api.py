@@ -19,7 +19,7 @@ from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 
-from edgewire.command.exit import Caller, Failed, RunFailed, Stopped, called_from, mistakes_fail
+from edgewire.command.exit import CALLER, Failed, RunFailed, Stopped, mistakes_fail
 from edgewire.command.hydra_main import run_hydra
 from edgewire.command.job import RUN
 from edgewire.command.python_data import data_in
@@ -131,9 +131,9 @@ def _called(progress: bool) -> Iterator[list[str]]:
     argv, hydra = sys.argv, GlobalHydra.instance()
     users, hydra.hydra = hydra.hydra, None  # the user's own use of Hydra goes on afterwards
     RUN.folder = None
+    CALLER.python, CALLER.progress = True, progress
     try:
-        with called_from(Caller(python=True, progress=progress)):
-            yield line
+        yield line
     except Failed as failed:
         if not failed.diverged:
             raise RunFailed(failed.line) from None
@@ -144,6 +144,7 @@ def _called(progress: bool) -> Iterator[list[str]]:
         print(stopped.line, file=sys.stderr)
         raise stop from None
     finally:
+        CALLER.python, CALLER.progress = False, True
         sys.argv, hydra.hydra = argv, users
         random.setstate(drawn)
         sys.path[:] = path
@@ -170,13 +171,11 @@ def override_of(key: str, value: Any) -> str:
 def _name_of(value: Any) -> str:
     """Return the dotted name of a function or class; it must be importable by this name."""
     name = getattr(value, "__qualname__", "")
-    if not name:
+    if not name or "<" in name:  # an object, <locals> or <lambda>
         raise RunFailed(
-            f"{type(value).__name__}: give the class, or a function that returns an object, and "
-            "not an object: model=make_model"
+            f"{name or type(value).__name__}: give a class or a function, defined outside of other "
+            "functions, and not an object: model=make_model"
         )
-    if "<" in name:  # <locals> or <lambda>
-        raise RunFailed(f"{name}: define it with def or class, outside of other functions")
     return f"{value.__module__}.{name}"
 
 
