@@ -315,17 +315,10 @@ def reads_as(file: Path, kind: str, cure: str = "copy it again") -> Iterator[Non
 
 
 def downloaded(name: str, reader: str, request: Request, looked: list[Path], *ways: str) -> Any:
-    """Return the training split of a data set of torchvision, which it downloads.
+    """Download a data set with the class `reader` of torchvision, and return its training split.
 
-    Args:
-        name: the data set's name in messages.
-        reader: the name of its class in `torchvision.datasets`.
-        request: whether it may be downloaded, and the folder.
-        looked: the folders in which it was not found.
-        ways: what else the user can do.
-
-    Raises:
-        TaskError: it may not be downloaded, or that failed.
+    `looked`: the folders in which it was not found; `ways`: what else the user can do, for the
+    message. Raises `TaskError` if the request allows no download, or if it fails.
     """
     if not request.download:
         places = " and ".join(map(shown, looked))

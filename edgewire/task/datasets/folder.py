@@ -41,7 +41,7 @@ def imagefolder(request: Request) -> Data:
     given = {*(request.classes or ())}  # of any text, such as ../x: none is looked up
     there = {each.name for each in root.glob("*") if each.is_dir()}
     if given and not there & {"train", *given}:
-        raise NoData(f"{shown(root)} has no folder of a class: give dataset.root=FOLDER")
+        raise NoData(f"{shown(root)} is not a folder with these classes: give dataset.root=FOLDER")
     names = sorted(given) or class_folders(source)
     train = load_folder(source, names, size)
     counts = torch.bincount(only(train.targets), minlength=len(names)).tolist()
