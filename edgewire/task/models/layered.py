@@ -4,6 +4,8 @@ The paper gives the kinds of layers, but not their widths. BatchNorm follows eac
 last. The `_plain` networks have no BatchNorm.
 """
 
+from functools import partial
+
 from torch import nn
 
 from edgewire.task.models.parts import MODELS, need
@@ -12,31 +14,8 @@ from edgewire.task.models.small import ChannelsLast
 CHANNELS, WIDTH = 32, 256
 
 
-@MODELS.register("four_layers")
-def four_layers(channels: int, size: int, classes: int) -> nn.Module:
-    """1 convolution and 3 dense layers: 471,946 parameters on 1x28x28."""
-    return _four("four_layers", channels, size, classes)
-
-
-@MODELS.register("four_layers_plain")
-def four_layers_plain(channels: int, size: int, classes: int) -> nn.Module:
-    """`four_layers` without BatchNorm: 470,858 parameters on 1x28x28."""
-    return _four("four_layers_plain", channels, size, classes)
-
-
-@MODELS.register("eight_layers")
-def eight_layers(channels: int, size: int, classes: int) -> nn.Module:
-    """5 convolutions and 3 dense layers: 181,002 parameters on 1x28x28."""
-    return _eight("eight_layers", channels, size, classes)
-
-
-@MODELS.register("eight_layers_plain")
-def eight_layers_plain(channels: int, size: int, classes: int) -> nn.Module:
-    """`eight_layers` without BatchNorm: 179,658 parameters on 1x28x28."""
-    return _eight("eight_layers_plain", channels, size, classes)
-
-
 def _four(name: str, channels: int, size: int, classes: int) -> nn.Module:
+    """1 convolution and 3 dense layers: 471,946 parameters on 1x28x28, plain 470,858."""
     norm = not name.endswith("_plain")
     need(name, size, 4)
     return ChannelsLast(
@@ -46,6 +25,7 @@ def _four(name: str, channels: int, size: int, classes: int) -> nn.Module:
 
 
 def _eight(name: str, channels: int, size: int, classes: int) -> nn.Module:
+    """5 convolutions and 3 dense layers: 181,002 parameters on 1x28x28, plain 179,658."""
     norm = not name.endswith("_plain")
     need(name, size, 8)
     inputs = (channels, *[CHANNELS] * 4)
@@ -70,3 +50,7 @@ def _dense(inputs: int, classes: int, norm: bool) -> list[nn.Module]:
         layers += [nn.BatchNorm1d(WIDTH)] if norm else []
         layers += [nn.ReLU()]
     return [*layers, nn.Linear(WIDTH, classes)]
+
+
+for name, make in (("four_layers", _four), ("eight_layers", _eight)):
+    MODELS.members |= {each: partial(make, each) for each in (name, f"{name}_plain")}

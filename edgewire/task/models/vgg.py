@@ -5,29 +5,12 @@ the features of these models and one linear layer 512 -> classes, as usual for C
 rounds up, so 28 x 28 images are large enough.
 """
 
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from edgewire.task.models.parts import MODELS, SMALL, stem
-
-
-@MODELS.register("vgg11")
-def vgg11(channels: int, size: int, classes: int) -> nn.Module:
-    """VGG-11 with BatchNorm: 9,231,114 parameters on 3x32x32."""
-    return _vgg("vgg11_bn", "A", channels, size, classes)
-
-
-@MODELS.register("vgg16")
-def vgg16(channels: int, size: int, classes: int) -> nn.Module:
-    """VGG-16 with BatchNorm: 14,728,266 parameters on 3x32x32."""
-    return _vgg("vgg16_bn", "D", channels, size, classes)
-
-
-@MODELS.register("vgg16_plain")
-def vgg16_plain(channels: int, size: int, classes: int) -> nn.Module:
-    """`vgg16` without BatchNorm: 14,719,818 parameters on 3x32x32."""
-    return _vgg("vgg16", "D", channels, size, classes)
 
 
 def narrow_vgg16(
@@ -72,3 +55,11 @@ def _small(
             layer.ceil_mode = True
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes)]
     return nn.Sequential(features, *head)
+
+
+# The numbers of parameters are those on 3x32x32.
+MODELS.members |= {
+    "vgg11": partial(_vgg, "vgg11_bn", "A"),  # 9,231,114
+    "vgg16": partial(_vgg, "vgg16_bn", "D"),  # 14,728,266
+    "vgg16_plain": partial(_vgg, "vgg16", "D"),  # 14,719,818
+}
