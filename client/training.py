@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from itertools import chain, islice, repeat
 from math import isfinite
-from typing import Any
 
 import numpy as np
 import torch
@@ -137,7 +136,8 @@ class Trainer:
         _expect_trained(self.local, run, loss)
         flat.collect_state()
         if state is not None and (run.state or LOCAL in values_of(state)):
-            store_arrays(state, LOCAL, {n: self._own_array(t) for n, t in run.state.items()})
+            # `detach`: `to_array` copies a tensor, and shares the memory of a parameter.
+            store_arrays(state, LOCAL, {n: to_array(t.detach()) for n, t in run.state.items()})
         self._vectors = {f"{VECTOR}{n}": to_array(t) for n, t in run.vectors.items()}
         # The mini-batches' losses are float32, and so is their mean: it takes 4 bytes less to send.
         with np.errstate(over="ignore"):
@@ -169,14 +169,6 @@ class Trainer:
             {name: torch.tensor(a, device=self.device) for name, a in vectors.items()},
             lost=state is not None and isinstance(values_of(state).get(LOCAL), ConfigRecord),
         )
-
-    def _own_array(self, tensor: Tensor) -> NDArray[Any]:
-        """Return a tensor as an array that later trainings of this process do not change."""
-        shared = (
-            each.untyped_storage().data_ptr() for each in (self.flat.state, self.flat.gradient)
-        )
-        copied = tensor.untyped_storage().data_ptr() in shared
-        return to_array(tensor.clone() if copied else tensor)
 
     def natives(self) -> Arrays:
         """Return the native tensors after a training: the model's, and the local algorithm's."""
