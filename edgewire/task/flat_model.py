@@ -36,6 +36,15 @@ class Tensors(NamedTuple):
         return dict([*self.native, *self.local])
 
 
+class Trained(NamedTuple):
+    """A trained parameter, with its float32 views in a flat model: master and gradient."""
+
+    name: str
+    parameter: nn.Parameter
+    master: Tensor
+    gradient: Tensor
+
+
 def tensors_of(module: nn.Module) -> Tensors:
     """Return a module's tensors, sorted into the groups of `Tensors`."""
     every = list(module.named_parameters())
@@ -128,27 +137,25 @@ def _expect_apart(name: str, found: Tensors) -> None:
     """Raise `TaskError` for two tensors that share memory, if one is in the flat vector."""
     flat = {key for key, _ in (*found.trained, *found.statistics)}
     every = [
-        (tensor.untyped_storage().data_ptr(), *_extent(tensor), key)
+        (tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), key)
         for key, tensor in (*found.trained, *found.statistics, *found.native)
         if tensor.numel() and not tensor.is_meta
     ]
-    end, last = (0, 0), ""
-    for storage, start, stop, key in sorted(every):
-        if (storage, start) < end and (key in flat or last in flat):
+    end, last = 0, ""
+    for start, stop, key in sorted(every):
+        if start < end and (key in flat or last in flat):
             raise TaskError(
                 f"{name}: {last} and {key} share memory and are two tensors: make them one, as by "
                 "b.weight = a.weight"
             )
-        if (storage, stop) > end:
-            end, last = (storage, stop), key
+        if stop > end:
+            end, last = stop, key
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return the first byte of a tensor in its storage, and the first byte after the tensor."""
+def _extent(tensor: Tensor) -> int:
+    """Return the bytes from a tensor's first entry in memory to the end of its last one."""
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    first = tensor.storage_offset()
-    size = tensor.element_size()
-    return int(first * size), int((first + last + 1) * size)
+    return int(last + 1) * tensor.element_size()
 
 
 def to_array(tensor: Tensor) -> NDArray[Any]:
@@ -264,7 +271,6 @@ class FlatModel:
         empty = torch.empty(0, device=device)
         self.state: Tensor = torch.cat([empty, *(t.detach().flatten().float() for _, t in named)])
         self._views = self._cut(self.state, self.shapes)
-        self._halves: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # with master and gradient
         for (_, tensor), view in zip(named, self._views, strict=True):
             if tensor.dtype == torch.float32:
                 tensor.data = view
@@ -273,14 +279,12 @@ class FlatModel:
         self.parameters = nn.Parameter(self.state[: self.num_parameters], requires_grad=False)
         self.parameters.grad = self._grad = torch.zeros_like(self.parameters)
         gradients = self._cut(self._grad, (p.shape for _, p in found.trained))
-        self._grads: list[tuple[nn.Parameter, Tensor]] = []  # float32 parameters, their gradients
-        for (_, parameter), master, gradient in zip(
-            found.trained, self._views, gradients, strict=False
-        ):
-            if parameter.dtype == torch.float32:
-                self._grads.append((parameter, gradient))
-            else:
-                self._halves.append((parameter, master, gradient))
+        every = [
+            Trained(*each, master, gradient)
+            for each, master, gradient in zip(found.trained, self._views, gradients, strict=False)
+        ]
+        self._plain = [each for each in every if each.parameter.dtype == torch.float32]
+        self._halves = [each for each in every if each.parameter.dtype != torch.float32]
         self._rounded = -1  # the version of `state` that the halves have
         self._hook_halves()
         self._native = found.native
@@ -290,17 +294,10 @@ class FlatModel:
         )
         self._beside = list(found.beside.values())
         for tensor in self._beside:
-            if any(
-                n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
-            ):
+            if 0 in tensor.stride():  # its entries share memory
                 tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
         self._initial = [tensor.detach().clone() for tensor in self._beside]
         self._buffers = [(m, dict(m._buffers)) for m in module.modules() if m._buffers]
-        self._memory = [
-            (name, parameter, view, view.data_ptr())
-            for (name, parameter), view in zip(found.trained, self._views, strict=False)
-            if parameter.dtype == torch.float32
-        ]
         self._owners = [
             (owner, key, parameter)
             for owner in module.modules()
@@ -313,10 +310,10 @@ class FlatModel:
 
     def _hook_halves(self) -> None:
         """Let passes forward round the masters, and passes backward add the gradients."""
-        halves = {id(parameter) for parameter, _, _ in self._halves}
-        for parameter, _, gradient in self._halves:
-            hook = partial(_move_grad, gradient)
-            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        halves = {id(each.parameter) for each in self._halves}
+        for each in self._halves:
+            hook = partial(_move_grad, each.gradient)
+            each.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         # A layer may use the parameters of a layer inside it without calling that layer.
         for module in self.module.modules() if halves else ():
             if any(id(parameter) in halves for parameter in module.parameters()):
@@ -350,15 +347,15 @@ class FlatModel:
         if version == self._rounded:
             return
         self._rounded = version
-        for parameter, master, _ in self._halves:
+        for each in self._halves:
             # `data`: autograd would refuse a parameter that changes between two of its uses.
-            parameter.data.copy_(master)
+            each.parameter.data.copy_(each.master)
 
     def zero_grad(self) -> None:
         """Fill the flat gradient with zeros; make each parameter's `.grad` a view of it."""
         self._grad.zero_()
         self.parameters.grad = self._grad
-        for parameter, view in self._grads:
+        for _, parameter, _, view in self._plain:
             if parameter.grad is not view:
                 parameter.grad = view
 
@@ -368,17 +365,17 @@ class FlatModel:
         `collect_grad` copies the new gradients into the flat gradient. This is faster than
         `zero_grad`, which needs two more passes over all gradients: to set zeros, and to add.
         """
-        for parameter, _ in self._grads:
-            parameter.grad = None
-        for _, _, gradient in self._halves:
-            gradient.zero_()
+        for each in self._plain:
+            each.parameter.grad = None
+        for each in self._halves:
+            each.gradient.zero_()
 
     def collect_grad(self) -> Tensor:
         """Copy the parameters' gradients into the flat gradient (0 for a missing one); return it.
 
         This frees the parameters' own gradients.
         """
-        for parameter, view in self._grads:
+        for _, parameter, _, view in self._plain:
             if parameter.grad is None:
                 view.zero_()
             elif parameter.grad is not view:
@@ -446,16 +443,16 @@ class FlatModel:
 
         `state` would not have the new values.
         """
-        replaced = [name for name, p, _, memory in self._memory if p.data_ptr() != memory]
-        others = [key for owner, key, p in self._owners if owner._parameters.get(key) is not p]
-        if not replaced and not others:
+        replaced = [n for n, p, view, _ in self._plain if p.data_ptr() != view.data_ptr()]
+        replaced += [key for owner, key, p in self._owners if owner._parameters.get(key) is not p]
+        if not replaced:
             return
-        for _, parameter, view, _ in self._memory:
+        for _, parameter, view, _ in self._plain:
             parameter.data = view
         for owner, key, parameter in self._owners:
             owner._parameters[key] = parameter
         raise TaskError(
-            f"{[*replaced, *others][0]} has been replaced: change parameters in place, as by "
+            f"{replaced[0]} has been replaced: change parameters in place, as by "
             "p.data.copy_(values) in place of p.data = values"
         )
 
