@@ -246,27 +246,21 @@ def _expect_trained(local: LocalAlgorithm, run: LocalRun, loss: float) -> None:
         raise TaskError(f"{name}.train must return the mean loss, a number, not {repr(loss)[:60]}")
     if run.steps < 1:
         raise TaskError(f"{name} took no step: call run.step(), or count run.steps")
-    try:
-        run.flat.expect_in_place()
-    except TaskError as error:
-        raise TaskError(f"{name}: {error}") from None
+    run.flat.expect_in_place()
     for key, value in run.state.items():
-        if not isinstance(value, Tensor):
-            raise TaskError(f"{name}: run.state[{key!r}] must be a tensor, not {value!r:.40}")
-        if value.layout != torch.strided or value.dtype not in STORED:
-            kind = value.dtype if value.layout == torch.strided else value.layout
+        dense = isinstance(value, Tensor) and value.layout == torch.strided
+        if not dense or value.dtype not in STORED:
             raise TaskError(
-                f"{name}: run.state[{key!r}] is {kind}: store float16, float32, float64, integers "
-                f"or bools, as a dense tensor"
+                f"{name}: run.state[{key!r}] must be a dense tensor of float16, float32, float64, "
+                f"integers or bools, not {value.dtype if dense else repr(value)[:40]}"
             )
     sizes = {key: (*vector.shape, vector.dtype) for key, vector in run.vectors.items()}
     wanted = dict.fromkeys(local.vectors, (run.flat.num_parameters, torch.float32))
     if sizes != wanted:
         raise TaskError(f"{name} reports the vectors {sizes}, and the run has {wanted}")
-    if isfinite(loss):  # a loss that is not finite is reported as a divergence
-        for key, vector in run.vectors.items():
-            if not vector.isfinite().all():
-                raise TaskError(f"{name} reports NaN or infinity in run.vectors[{key!r}]")
+    wrong = [key for key, vector in run.vectors.items() if not vector.isfinite().all()]
+    if wrong and isfinite(loss):  # a loss that is not finite is reported as a divergence
+        raise TaskError(f"{name} reports NaN or infinity in run.vectors[{wrong[0]!r}]")
 
 
 def uplink_of(

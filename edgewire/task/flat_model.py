@@ -197,40 +197,6 @@ def _move_grad(total: Tensor, parameter: Tensor) -> None:
         parameter.grad = None
 
 
-Places = list[tuple[nn.Module, str]]  # where a buffer is stored: modules, and its keys in them
-
-
-def _places(
-    module: nn.Module, tensors: Iterable[tuple[str, Tensor]]
-) -> list[tuple[Tensor, Places]]:
-    """Return each tensor with its places: the modules that hold it as a buffer, and its keys there.
-
-    With the places `_now` finds a new tensor with which a module has replaced a buffer.
-    """
-    found: dict[int, Places] = {}
-    for owner in module.modules():
-        for key, buffer in owner._buffers.items():
-            found.setdefault(id(buffer), []).append((owner, key))
-    return [(tensor, found.get(id(tensor), [])) for _, tensor in tensors]
-
-
-def _now(name: str, tensor: Tensor, places: Places) -> Tensor:
-    """Return the tensor that a module now holds in place of `tensor`.
-
-    Raises `TaskError` if its shape or type differs from that of `tensor`.
-    """
-    held = [owner._buffers[key] for owner, key in places]
-    others = [each for each in held if each is not tensor]
-    now = others[0] if others else tensor
-    if now is None or (now.shape, now.dtype) != (tensor.shape, tensor.dtype):
-        is_now = "None" if now is None else f"{_of(now)} {tuple(now.shape)}"
-        raise TaskError(
-            f"{name} was {_of(tensor)} {tuple(tensor.shape)}, and after a batch it is {is_now}: "
-            "keep shape and type, or register it with persistent=False"
-        )
-    return now
-
-
 NONE: Arrays = {}
 
 
@@ -304,8 +270,13 @@ class FlatModel:
             for key, parameter in owner._parameters.items()
             if parameter is not None
         ]
-        self._statistics = _places(module, found.statistics)
-        self._places = _places(module, found.native)
+        sent = {id(tensor): (n, tensor) for n, tensor in (*found.statistics, *found.native)}
+        self._places = [
+            (*sent[id(buffer)], owner, key)
+            for owner in module.modules()
+            for key, buffer in owner._buffers.items()
+            if id(buffer) in sent
+        ]
         self.zero_grad()
 
     def _hook_halves(self) -> None:
@@ -429,14 +400,24 @@ class FlatModel:
                 if name in natives:
                     put_array(tensor, natives[name])
 
+    @torch.no_grad()
     def collect_state(self) -> None:
-        """Copy BatchNorm's statistics into `state` if a forward pass has replaced the buffers."""
-        for tensor, places in self._statistics:
-            for owner, key in places:
-                if (now := owner._buffers[key]) is not tensor:
-                    if now is not None:
-                        tensor.copy_(now)
-                    owner._buffers[key] = tensor
+        """Take over the buffers that a forward pass has replaced by new tensors.
+
+        Their values are copied into the first tensors, BatchNorm's statistics so into `state`.
+        Raises `TaskError` for a new shape or type.
+        """
+        for name, tensor, owner, key in self._places:
+            if (now := owner._buffers[key]) is tensor:
+                continue
+            if now is None or (now.shape, now.dtype) != (tensor.shape, tensor.dtype):
+                is_now = "None" if now is None else f"{_of(now)} {tuple(now.shape)}"
+                raise TaskError(
+                    f"{name} was {_of(tensor)} {tuple(tensor.shape)}, and after a batch it is "
+                    f"{is_now}: keep shape and type, or register it with persistent=False"
+                )
+            tensor.copy_(now)
+            owner._buffers[key] = tensor
 
     def expect_in_place(self) -> None:
         """Raise `TaskError` if a parameter or its memory has been replaced; undo that first.
@@ -459,12 +440,10 @@ class FlatModel:
     def natives(self) -> Arrays:
         """Return native tensors by name as numpy arrays (`to_array`), which may share their memory.
 
-        Raises `TaskError` for a tensor whose shape or type has changed since the start.
+        Raises `TaskError` as `collect_state` does.
         """
-        return {
-            name: to_array(_now(name, tensor, places))
-            for (name, _), (tensor, places) in zip(self._native, self._places, strict=True)
-        }
+        self.collect_state()
+        return {name: to_array(tensor) for name, tensor in self._native}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return parameters and statistics by name, float32 views of `state` in their shapes."""

@@ -81,18 +81,14 @@ class Momentum(ServerOptimizer):
     ) -> None:
         """Take the step."""
         velocity, kept = state["velocity"], np.float32(self.momentum)
-        if self.lazy:
-            moved = kept * velocity[at] + gradient
-            velocity[at] = moved
-            x[at] -= np.float32(lr) * (gradient + kept * moved if self.nesterov else moved)
-        else:
-            velocity *= kept
-            velocity[at] += gradient
-            moved = velocity
-            if self.nesterov:
-                moved = kept * velocity
-                moved[at] += gradient
-            x -= np.float32(lr) * moved
+        changed = at if self.lazy else slice(None)
+        velocity[changed] *= kept
+        velocity[at] += gradient
+        moved = velocity[changed]
+        if self.nesterov:
+            moved = kept * moved
+            moved[slice(None) if self.lazy else at] += gradient
+        x[changed] -= np.float32(lr) * moved
 
 
 @dataclass(frozen=True)
@@ -143,20 +139,16 @@ class Adam(ServerOptimizer):
         mean, square = state["mean"], state["square"]
         beta1, beta2 = np.float32(self.beta1), np.float32(self.beta2)
         rest1, rest2 = np.float32(1 - self.beta1), np.float32(1 - self.beta2)
-        if self.lazy:
-            first = beta1 * mean[at] + rest1 * gradient
-            second = beta2 * square[at] + rest2 * (gradient * gradient)
-            mean[at], square[at] = first, second
-        else:
-            mean *= beta1
-            mean[at] += rest1 * gradient
-            square *= beta2
-            square[at] += rest2 * (gradient * gradient)
-            at, first, second = slice(None), mean, square
+        changed = at if self.lazy else slice(None)
+        mean[changed] *= beta1
+        mean[at] += rest1 * gradient
+        square[changed] *= beta2
+        square[at] += rest2 * (gradient * gradient)
+        first, second = mean[changed], square[changed]
         # Algorithm 1's bias corrections, as scalars: m / (1 - beta1^t), sqrt(v / (1 - beta2^t)).
         rate = np.float32(lr / (1 - self.beta1**number))
         bias = np.float32((1 - self.beta2**number) ** 0.5)
-        x[at] -= rate * first / (np.sqrt(second) / bias + np.float32(self.eps))
+        x[changed] -= rate * first / (np.sqrt(second) / bias + np.float32(self.eps))
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,21 @@
 """Networks of torchvision, with first layers fitted to small images."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from edgewire.task.models.parts import MODELS, SMALL, need, stem
+from edgewire.task.models.vgg import small_vgg
 
 
 class Network(NamedTuple):
     """A network: its name in torchvision, its first layer, the least pixels of an image's side.
 
     Below 64 pixels the first layer is 3 x 3 with stride 1, images are not pooled by the layers
-    `skipped`, and the layer `stride_1` has that stride. `options`: of torchvision's function.
+    `skipped`, and the layer `stride_1` has that stride; or `small` makes another network.
+    `options`: of torchvision's function.
     """
 
     theirs: str
@@ -21,6 +24,7 @@ class Network(NamedTuple):
     skipped: tuple[str, ...] = ()
     stride_1: str = ""
     options: dict[str, Any] | None = None
+    small: Callable[[int, int, int], nn.Module] | None = None
 
 
 POOL = ("maxpool",)
@@ -47,6 +51,10 @@ NETWORKS = {
     # MobileNetV2 (Sandler et al. 2018): 2,236,682
     "mobilenet": Network("mobilenet_v2", "features.0.0", stride_1=SECOND_STAGE),
     "mobilenet_gn": Network("mobilenet_v2", "features.0.0", stride_1=SECOND_STAGE, options=GROUPS),
+    # VGG (Simonyan and Zisserman 2014) below 64 pixels: 9,231,114; 14,728,266; 14,719,818
+    "vgg11": Network("vgg11_bn", "features.0", small=partial(small_vgg, "A", True)),
+    "vgg16": Network("vgg16_bn", "features.0", small=partial(small_vgg, "D", True)),
+    "vgg16_plain": Network("vgg16", "features.0", small=partial(small_vgg, "D", False)),
 }
 
 
@@ -54,6 +62,8 @@ def _made(name: str, channels: int, size: int, classes: int) -> nn.Module:
     from torchvision import models
 
     net = NETWORKS[name]
+    if net.small is not None and size < SMALL:
+        return net.small(channels, size, classes)
     need(name, size, net.smallest)
     model: nn.Module = models.get_model(
         net.theirs, weights=None, num_classes=classes, **(net.options or {})

@@ -45,13 +45,8 @@ def wide_mlp(
 ) -> nn.Module:
     """An MLP for images (channels, size, size), with the given numbers of hidden units.
 
-    1,333,770 parameters with the default options. Raises `ValueError` for numbers below 1.
+    1,333,770 parameters with the default options.
     """
-    if min(channels, size, classes, *hidden) < 1:
-        raise ValueError(
-            f"channels, size, classes and hidden must be at least 1, not {channels}, {size}, "
-            f"{classes} and {list(hidden)}"
-        )
     return nn.Sequential(nn.Flatten(), *dense(channels * size * size, *hidden, classes))
 
 

@@ -5,12 +5,9 @@ the features of these models and one linear layer 512 -> classes, as usual for C
 rounds up, so 28 x 28 images are large enough.
 """
 
-from functools import partial
-from typing import Any
-
 from torch import nn
 
-from edgewire.task.models.parts import MODELS, SMALL, stem
+from edgewire.task.models.parts import stem
 
 
 def narrow_vgg16(
@@ -19,29 +16,15 @@ def narrow_vgg16(
     """Return VGG-16 for images (channels, size, size) below 64 pixels, with fewer channels.
 
     `width`: the channels of the first layer, 64 in the paper; those of all others in proportion.
-    232,130 parameters with the default options. Raises `ValueError` for other numbers.
+    232,130 parameters with the default options.
     """
-    if min(channels, size, classes, width) < 1 or size >= SMALL:
-        raise ValueError(
-            f"channels, size, classes and width must be at least 1, and size below {SMALL}, not "
-            f"{channels}, {size}, {classes} and {width}"
-        )
-    return _small("D", channels, size, classes, width, batch_norm=batch_norm)
+    return small_vgg("D", batch_norm, channels, size, classes, width)
 
 
-def _vgg(torchvision_name: str, layers: str, channels: int, size: int, classes: int) -> nn.Module:
-    from torchvision import models
-
-    if size >= SMALL:
-        model: Any = models.get_model(torchvision_name, weights=None, num_classes=classes)
-        model.features[0] = stem(model.features[0], channels, size)
-        return model  # type: ignore[no-any-return]  # torchvision has no types
-    return _small(layers, channels, size, classes, batch_norm=torchvision_name.endswith("_bn"))
-
-
-def _small(
-    layers: str, channels: int, size: int, classes: int, width: int = 64, *, batch_norm: bool
+def small_vgg(
+    layers: str, batch_norm: bool, channels: int, size: int, classes: int, width: int = 64
 ) -> nn.Module:
+    """Return VGG for images (channels, size, size) below 64 pixels; `layers`: as in torchvision."""
     from torchvision.models import vgg
 
     # Building torchvision's whole model would initialise 119 million weights of its classifier.
@@ -55,11 +38,3 @@ def _small(
             layer.ceil_mode = True
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes)]
     return nn.Sequential(features, *head)
-
-
-# The numbers of parameters are those on 3x32x32.
-MODELS.members |= {
-    "vgg11": partial(_vgg, "vgg11_bn", "A"),  # 9,231,114
-    "vgg16": partial(_vgg, "vgg16_bn", "D"),  # 14,728,266
-    "vgg16_plain": partial(_vgg, "vgg16", "D"),  # 14,719,818
-}
