@@ -60,7 +60,6 @@ class Trainer:
     def __init__(self, config: Config, folder: str | None = None) -> None:
         configure_process()
         self.config = config
-        self.folder = folder
         self.device = device_of(config)
         self.data = data_of(config, folder)
         self.flat = FlatModel(model_of(config, self.data), config.device)
@@ -68,7 +67,6 @@ class Trainer:
         self._step = self.flat.step_of(self.optimizer)
         self.objective = objective_of(config)
         self.local = local_of(config)
-        self.share = share_of(config)
         self.single = not any(isinstance(m, _BatchNorm) for m in self.flat.module.modules())
         self.samples = Samples(config, self.data, folder)
         names = self.flat.names
@@ -164,7 +162,7 @@ class Trainer:
             self._step,
             orders.lr,
             orders.proximal_mu,
-            self.share,
+            share_of(self.config),
             {name: kept(a, device=self.device) for name, a in stored.items()},
             {name: torch.tensor(a, device=self.device) for name, a in vectors.items()},
             lost=state is not None and isinstance(values_of(state).get(LOCAL), ConfigRecord),

@@ -203,8 +203,8 @@ NONE: Arrays = {}
 class FlatModel:
     """A module whose parameters, gradients and BatchNorm statistics are views of flat vectors.
 
-        state   [ parameters, in named_parameters order | BatchNorm's running statistics ], float32
-        grad    [ gradients of the parameters ]
+        state       [ parameters, in named_parameters order | BatchNorm's statistics ], float32
+        gradient    [ gradients of the parameters ], float32
 
     An update is therefore one subtraction. An optimiser over the single parameter `parameters`
     steps the whole model: `torch.optim.SGD([flat.parameters], lr)` has the same result as
@@ -243,8 +243,8 @@ class FlatModel:
 
         # autograd fills the gradients of the module's own parameters; optimisers use this view.
         self.parameters = nn.Parameter(self.state[: self.num_parameters], requires_grad=False)
-        self.parameters.grad = self._grad = torch.zeros_like(self.parameters)
-        gradients = self._cut(self._grad, (p.shape for _, p in found.trained))
+        self.parameters.grad = self.gradient = torch.zeros_like(self.parameters)
+        gradients = self._cut(self.gradient, (p.shape for _, p in found.trained))
         every = [
             Trained(*each, master, gradient)
             for each, master, gradient in zip(found.trained, self._views, gradients, strict=False)
@@ -323,9 +323,12 @@ class FlatModel:
             each.parameter.data.copy_(each.master)
 
     def zero_grad(self) -> None:
-        """Fill the flat gradient with zeros; make each parameter's `.grad` a view of it."""
-        self._grad.zero_()
-        self.parameters.grad = self._grad
+        """Fill the flat gradient with zeros; make each parameter's `.grad` a view of it.
+
+        Backward passes add to it then. After `drop_grad`, only `collect_grad` changes it.
+        """
+        self.gradient.zero_()
+        self.parameters.grad = self.gradient
         for _, parameter, _, view in self._plain:
             if parameter.grad is not view:
                 parameter.grad = view
@@ -353,16 +356,7 @@ class FlatModel:
                 grad = parameter.grad  # sparse with nn.Embedding(sparse=True)
                 view.copy_(grad.to_dense() if grad.is_sparse else grad)
             parameter.grad = None
-        return self._grad
-
-    @property
-    def gradient(self) -> Tensor:
-        """The flat gradient, float32 (num_parameters,).
-
-        After `zero_grad`, backward passes add to it. After `drop_grad`, only `collect_grad` changes
-        it.
-        """
-        return self._grad
+        return self.gradient
 
     def load(
         self, state: Tensor | NDArray[np.float32], natives: Mapping[str, NDArray[Any]] = NONE

@@ -174,10 +174,9 @@ def evaluate(
     inputs: Tensors,
     targets: Tensors,
     batch_size: int = EVALUATED,
-    between: Callable[[], object] | None = None,
 ) -> dict[str, float]:
     """Evaluate a model; return the loss and the metrics that are defined (see `summed`)."""
-    sums = summed(model, objective, inputs, targets, batch_size, between)
+    sums = summed(model, objective, inputs, targets, batch_size)
     return objective.defined(sums, count(inputs))
 
 

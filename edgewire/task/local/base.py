@@ -1,6 +1,6 @@
 """The base class of local algorithms, which takes the optimiser's step with each mini-batch."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -151,7 +151,7 @@ class LocalAlgorithm:
         if self.autocast == "float16":
             scale = run.state.pop(SCALE, torch.tensor([FIRST_SCALE, 0.0])).tolist()
         self.begin(run)
-        for group in self._groups(batches):
+        for group in iter(lambda: tuple(islice(batches, self.accumulate)), ()):
             total += self._backward(run, group, scale)
             count += len(group)
             self.correct(run)
@@ -194,12 +194,6 @@ class LocalAlgorithm:
                     "the gradient is infinite in float16: give local.autocast=bfloat16, or a lower "
                     "lr="
                 )
-
-    def _groups(self, batches: Iterator[Batch]) -> Iterable[tuple[Batch, ...]]:
-        """Return the groups of mini-batches that make one step."""
-        if self.accumulate == 1:
-            return zip(batches, strict=True)
-        return iter(lambda: tuple(islice(batches, self.accumulate)), ())
 
     def precision(self, flat: FlatModel) -> AbstractContextManager[Any]:
         """Return a context in which layers compute in the type of `autocast`."""

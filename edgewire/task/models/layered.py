@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import nn
 
-from edgewire.task.models.parts import MODELS, need
+from edgewire.task.models.parts import MODELS, conv, dense, need
 from edgewire.task.models.small import ChannelsLast
 
 CHANNELS, WIDTH = 32, 256
@@ -19,8 +19,9 @@ def _four(name: str, channels: int, size: int, classes: int) -> nn.Module:
     norm = not name.endswith("_plain")
     need(name, size, 4)
     return ChannelsLast(
-        *_conv(channels, norm, kernel=5, pool=4),
-        *_dense(CHANNELS * (size // 4) ** 2, classes, norm),
+        *conv(channels, CHANNELS, 5, 2, pool=4, norm=norm),
+        nn.Flatten(),
+        *dense(CHANNELS * (size // 4) ** 2, WIDTH, WIDTH, classes, norm=norm),
     )
 
 
@@ -29,27 +30,12 @@ def _eight(name: str, channels: int, size: int, classes: int) -> nn.Module:
     norm = not name.endswith("_plain")
     need(name, size, 8)
     inputs = (channels, *[CHANNELS] * 4)
-    features = [_conv(each, norm, kernel=3, pool=2 - i % 2) for i, each in enumerate(inputs)]
+    features = [conv(n, CHANNELS, 3, 1, 2 - i % 2, norm) for i, n in enumerate(inputs)]
     return ChannelsLast(
         *(layer for part in features for layer in part),
-        *_dense(CHANNELS * (size // 8) ** 2, classes, norm),
+        nn.Flatten(),
+        *dense(CHANNELS * (size // 8) ** 2, WIDTH, WIDTH, classes, norm=norm),
     )
-
-
-def _conv(channels: int, norm: bool, kernel: int, pool: int) -> list[nn.Module]:
-    layers: list[nn.Module] = [nn.Conv2d(channels, CHANNELS, kernel, padding=kernel // 2)]
-    layers += [nn.MaxPool2d(pool)] if pool > 1 else []
-    layers += [nn.BatchNorm2d(CHANNELS)] if norm else []
-    return [*layers, nn.ReLU()]
-
-
-def _dense(inputs: int, classes: int, norm: bool) -> list[nn.Module]:
-    layers: list[nn.Module] = [nn.Flatten()]
-    for each in (inputs, WIDTH):
-        layers += [nn.Linear(each, WIDTH)]
-        layers += [nn.BatchNorm1d(WIDTH)] if norm else []
-        layers += [nn.ReLU()]
-    return [*layers, nn.Linear(WIDTH, classes)]
 
 
 for name, make in (("four_layers", _four), ("eight_layers", _eight)):

@@ -27,12 +27,24 @@ def need(name: str, size: int, smallest: int) -> None:
         )
 
 
-def dense(*sizes: int) -> list[nn.Module]:
-    """Return linear layers with these numbers of inputs and outputs, and ReLU between them."""
+def conv(
+    inputs: int, outputs: int, kernel: int, padding: int = 0, pool: int = 2, norm: bool = False
+) -> list[nn.Module]:
+    """Return a convolution, max pooling if `pool` is above 1, BatchNorm if `norm`, and ReLU."""
+    layers: list[nn.Module] = [nn.Conv2d(inputs, outputs, kernel, padding=padding)]
+    layers += [nn.MaxPool2d(pool)] if pool > 1 else []
+    layers += [nn.BatchNorm2d(outputs)] if norm else []
+    return [*layers, nn.ReLU()]
+
+
+def dense(*sizes: int, norm: bool = False) -> list[nn.Module]:
+    """Return linear layers with these sizes, and ReLU (if `norm`, BatchNorm too) between them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return layers[:-1]  # no ReLU after the output
+        layers += [nn.BatchNorm1d(inputs)] if norm and layers else []
+        layers += [nn.ReLU()] if layers else []
+        layers += [nn.Linear(inputs, outputs)]
+    return layers
 
 
 def stem(conv: nn.Conv2d, channels: int, size: int) -> nn.Conv2d:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from edgewire.task.models.parts import MODELS, dense, need
+from edgewire.task.models.parts import MODELS, conv, dense, need
 
 
 class ChannelsLast(nn.Sequential):
@@ -60,12 +60,8 @@ def lenet5(channels: int, size: int, classes: int) -> nn.Module:
     padding = 2 if size < 32 else 0
     side = ((size + 2 * padding - 4) // 2 - 4) // 2
     return ChannelsLast(
-        nn.Conv2d(channels, 6, 5, padding=padding),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(6, 16, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
+        *conv(channels, 6, 5, padding),
+        *conv(6, 16, 5),
         nn.Flatten(),
         *dense(16 * side * side, 120, 84, classes),
     )
@@ -77,12 +73,8 @@ def adacomp_cnn(channels: int, size: int, classes: int) -> nn.Module:
     need("adacomp_cnn", size, 4)
     side = size // 4
     return ChannelsLast(
-        nn.Conv2d(channels, 32, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(32, 32, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
+        *conv(channels, 32, 3, 1),
+        *conv(32, 32, 3, 1),
         nn.Flatten(),
         *dense(32 * side * side, 128, classes),
     )
@@ -97,11 +89,8 @@ def cnn(channels: int, size: int, classes: int) -> nn.Module:
     need("cnn", size, 6)
     side = (size - 4) // 2
     return ChannelsLast(
-        nn.Conv2d(channels, 32, 3),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
+        *conv(channels, 32, 3, pool=1),
+        *conv(32, 64, 3),
         nn.Flatten(),
         *dense(64 * side * side, 128, classes),
     )
