@@ -90,11 +90,10 @@ class Trainer:
     ) -> tuple[Vector, Metrics]:
         """Return the update that the server's optimiser subtracts from `model`, and metrics.
 
-        The update is float32 (n,), as `model`. It is the gradient of one mini-batch, or the model
-        before local steps minus the model after them. For BatchNorm's statistics the update holds
-        their new values. The next call may overwrite the update and `natives()`. `orders`: the
-        settings in the server's message. `natives`: the model's native tensors by name: those that
-        are not in the float32 vector `model`. `state`: the node's `Context.state`, where the local
+        The update is float32 (n,), as `model`: a `gradient`, or the model before local steps minus
+        the model after them. For BatchNorm's statistics it holds their new values. The next call
+        may overwrite it and `natives()`. `orders`: the settings in the server's message. `natives`:
+        the model's native tensors by name. `state`: the node's `Context.state`, where the local
         algorithm stores its tensors.
         """
         if self.config.strategy.get("update", "gradient") == "gradient":
@@ -177,9 +176,7 @@ class Trainer:
     ) -> tuple[Vector, Metrics]:
         """Return the gradient of the node's mini-batch `number` (from 0) at `model`, and metrics.
 
-        The gradient is float32 (n,), as `model`. For BatchNorm's statistics it holds their new
-        values. The next call may overwrite the gradient. The mini-batch depends only on (seed,
-        node, number). `natives`: as in `update`.
+        It is as in `update`. The mini-batch depends only on (seed, node, number).
         """
         flat = self.flat
         flat.load(model, natives)
