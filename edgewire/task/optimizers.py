@@ -5,7 +5,7 @@ elementwise float32 operations, which every machine rounds in the same way.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,7 +152,7 @@ class Adam(ServerOptimizer):
 
 
 @dataclass(frozen=True)
-class OneBitAdam(ServerOptimizer):
+class OneBitAdam(Adam):
     """1-bit Adam: after a warm-up, nodes and server send the momentum, and v stays as it is.
 
     Tang et al. 2021, "1-bit Adam", Algorithm 1. The first `warmup_steps` steps are those of `Adam`
@@ -165,15 +165,12 @@ class OneBitAdam(ServerOptimizer):
     has no value near 0, and its step would be lr / eps times as large.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    lazy: bool = field(default=False, init=False)
     warmup_steps: int = 100
-    names = ("mean", "square")
     sends_momentum = True
 
     def __post_init__(self) -> None:
-        Adam(self.beta1, self.beta2, self.eps)  # checks the numbers
+        super().__post_init__()
         if self.warmup_steps < 1:
             raise TaskError(f"warmup_steps must be at least 1, not {self.warmup_steps}")
 
@@ -190,7 +187,7 @@ class OneBitAdam(ServerOptimizer):
     ) -> None:
         """Take Adam's step in the warm-up; after it `gradient` is the momentum."""
         if number <= self.warmup_steps:
-            Adam(self.beta1, self.beta2, self.eps).step(x, state, at, gradient, lr, number)
+            super().step(x, state, at, gradient, lr, number)
             return
         mean, square = state["mean"], state["square"]
         mean[:] = 0
