@@ -27,16 +27,6 @@ def need(name: str, size: int, smallest: int) -> None:
         )
 
 
-def conv(
-    inputs: int, outputs: int, kernel: int, padding: int = 0, pool: int = 2, norm: bool = False
-) -> list[nn.Module]:
-    """Return a convolution, max pooling if `pool` is above 1, BatchNorm if `norm`, and ReLU."""
-    layers: list[nn.Module] = [nn.Conv2d(inputs, outputs, kernel, padding=padding)]
-    layers += [nn.MaxPool2d(pool)] if pool > 1 else []
-    layers += [nn.BatchNorm2d(outputs)] if norm else []
-    return [*layers, nn.ReLU()]
-
-
 def dense(*sizes: int, norm: bool = False) -> list[nn.Module]:
     """Return linear layers with these sizes, and ReLU (if `norm`, BatchNorm too) between them."""
     layers: list[nn.Module] = []
