@@ -51,7 +51,9 @@ def tensors_of(module: nn.Module) -> Tensors:
     found = Tensors([(n, p) for n, p in every if p.requires_grad], [], [], [])
     found.native.extend((n, p) for n, p in every if not p.requires_grad)
     kept = module.state_dict(keep_vars=True).keys()
-    idle, held = _idle_counters(module), _held(module)
+    held = _held(module)
+    norms = [each for each in module.modules() if isinstance(each, _NormBase)]
+    idle = {id(each.num_batches_tracked) for each in norms if each.momentum is not None}
     for name, buffer in module.named_buffers():
         if name not in kept or id(buffer) in idle:
             found.local.append((name, buffer))
@@ -64,15 +66,6 @@ def tensors_of(module: nn.Module) -> Tensors:
         else:
             found.native.append((name, buffer))
     return found
-
-
-def _idle_counters(module: nn.Module) -> set[int]:
-    """Return the ids of BatchNorm's unused counters: those of layers with a momentum."""
-    return {
-        id(each.num_batches_tracked)
-        for each in module.modules()
-        if isinstance(each, _NormBase) and each.momentum is not None
-    }
 
 
 def _held(module: nn.Module) -> set[int]:
@@ -101,8 +94,16 @@ def expect_tensors(module: nn.Module) -> None:
         if key.rpartition(".")[2] in (*STATISTICS, COUNTER):
             raise TaskError(f"{name}: {key}, a parameter, has the name of BatchNorm's statistics")
     for key, tensor in found.native:
-        if not tensor.is_meta:
-            _expect_array(f"{name}: {key}", tensor)
+        try:
+            if tensor.is_quantized or tensor.layout != torch.strided:
+                raise TypeError
+            if not tensor.is_meta:
+                to_array(tensor[:0] if tensor.dim() else tensor)
+        except (TypeError, RuntimeError):
+            raise TaskError(
+                f"{name}: {key} is {_of(tensor)}, which cannot travel: give a plain tensor of "
+                "numbers"
+            ) from None
     _expect_apart(name, found)
 
 
@@ -114,17 +115,6 @@ def expect_numbers(module: nn.Module) -> None:
             raise TaskError(
                 f"{type(module).__name__}: {key} holds NaN: fill it with numbers where it is built"
             )
-
-
-def _expect_array(what: str, tensor: Tensor) -> None:
-    try:
-        if tensor.is_quantized or tensor.layout != torch.strided:
-            raise TypeError
-        to_array(tensor[:0] if tensor.dim() else tensor)
-    except (TypeError, RuntimeError):
-        raise TaskError(
-            f"{what} is {_of(tensor)}, which cannot travel: give a plain tensor of numbers"
-        ) from None
 
 
 def _of(tensor: Tensor) -> str:
@@ -175,10 +165,6 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-RESIZED = (
-    "the model's first use changes the shape of a buffer, as in per-channel quantisation-aware "
-    "training: call the model once where it is built"
-)
 NUMPYS = (torch.float16, torch.float32, torch.float64)
 HALVES = (torch.float16, torch.bfloat16)  # types of trained parameters besides float32
 
@@ -300,8 +286,9 @@ class FlatModel:
         step: Callable[[Optimizer], Any] = type(optimizer).step
         if self._halves:
             optimizer.register_step_post_hook(lambda *_: self._stepped())
-            return step
-        return inspect.unwrap(step)
+        else:
+            step = inspect.unwrap(step)
+        return step
 
     def _stepped(self) -> None:
         self._rounded = -1
@@ -374,8 +361,6 @@ class FlatModel:
 
         `natives`: new values of native tensors, by name. All others get their initial values.
         """
-        if not self._buffers and not self._beside:
-            return
         for owner, held in self._buffers:
             owner._buffers.update(held)
         with torch.no_grad():
@@ -383,7 +368,10 @@ class FlatModel:
                 try:
                     torch._foreach_copy_(self._beside, self._initial)
                 except RuntimeError as error:
-                    raise TaskError(RESIZED) from error
+                    raise TaskError(
+                        "the model's first use changes the shape of a buffer, as in per-channel "
+                        "quantisation-aware training: call the model once where it is built"
+                    ) from error
             for name, tensor in self._native if natives else ():
                 if name in natives:
                     put_array(tensor, natives[name])
