@@ -250,12 +250,7 @@ class FlatModel:
                 tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
         self._initial = [tensor.detach().clone() for tensor in self._beside]
         self._buffers = [(m, dict(m._buffers)) for m in module.modules() if m._buffers]
-        self._owners = [
-            (owner, key, parameter)
-            for owner in module.modules()
-            for key, parameter in owner._parameters.items()
-            if parameter is not None
-        ]
+        self._owners = [(m, dict(m._parameters)) for m in module.modules() if m._parameters]
         sent = {id(tensor): (n, tensor) for n, tensor in (*found.statistics, *found.native)}
         self._places = [
             (*sent[id(buffer)], owner, key)
@@ -401,13 +396,14 @@ class FlatModel:
         `state` would not have the new values.
         """
         replaced = [n for n, p, view, _ in self._plain if p.data_ptr() != view.data_ptr()]
-        replaced += [key for owner, key, p in self._owners if owner._parameters.get(key) is not p]
+        for owner, held in self._owners:
+            replaced += [key for key, p in held.items() if owner._parameters.get(key) is not p]
         if not replaced:
             return
         for _, parameter, view, _ in self._plain:
             parameter.data = view
-        for owner, key, parameter in self._owners:
-            owner._parameters[key] = parameter
+        for owner, held in self._owners:
+            owner._parameters.update(held)
         raise TaskError(
             f"{replaced[0]} has been replaced: change parameters in place, as by "
             "p.data.copy_(values) in place of p.data = values"
