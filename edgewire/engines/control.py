@@ -58,7 +58,12 @@ def bundle(
         raise UsageError(
             f"{', '.join(unknown)}: not in [tool.flwr.app.config] of {app_dir / 'pyproject.toml'}"
         )
-    _expect_all(sources, content)
+    with ZipFile(BytesIO(content)) as made:
+        if missing := sorted(sources.keys() - set(made.namelist())):
+            raise UsageError(
+                f"Flower leaves {missing[0]} out of an app: it takes .py files, but no tests and "
+                "no folder such as build; give the package another name"
+            )
     return Fab(hashlib.sha256(content).hexdigest(), content, {})
 
 
@@ -79,16 +84,6 @@ def _with_sources(
     tops.add(".gitignore")
     others = {path: file for path, file in files.items() if path.partition("/")[0] not in tops}
     return {**others, **sources, FAB_CONFIG_FILE: tomli_w.dumps(project).encode()}
-
-
-def _expect_all(sources: Mapping[str, Path], content: bytes) -> None:
-    """Raise `UsageError` if a bundle lacks one of the files, by their paths."""
-    with ZipFile(BytesIO(content)) as made:
-        if missing := sorted(sources.keys() - set(made.namelist())):
-            raise UsageError(
-                f"Flower leaves {missing[0]} out of an app: it takes .py files, but no tests and "
-                "no folder such as build; give the package another name"
-            )
 
 
 def refuse_local_only(job: Job, engine: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -55,8 +56,7 @@ class LocalFiles:
         """Append a file's content from byte `start` on to the local file `into`."""
         with (self._folder / name).open("rb") as there, into.open("ab") as file:
             there.seek(start)
-            while piece := there.read(1 << 20):
-                file.write(piece)
+            shutil.copyfileobj(there, file)
 
 
 Source = ServedFiles | LocalFiles  # the place from which a run's files are copied

@@ -8,9 +8,8 @@ import pytest
 from edgewire.command import compare as command
 from edgewire.command.compare import Comparison, compare
 from edgewire.command.exit import Failed, clear_errors
-from edgewire.command.main import COMPARE, cli
+from edgewire.command.main import cli
 from edgewire.command.new_task import new_task
-from edgewire.command.search import search
 
 QUICK = ["rounds=2", "nodes=3", "engine.workers=1", "seed=0,1"]
 
@@ -23,7 +22,7 @@ def printed(tmp_path, monkeypatch, capsys):
         code = 0
         try:
             with clear_errors():
-                code = compare(list(words), search)
+                code = compare(list(words))
         except Failed as failed:
             code = failed.code
         shown = capsys.readouterr()
@@ -173,8 +172,8 @@ def test_the_words_of_a_link(words):
 
 def test_it_is_a_word_of_the_command_line(monkeypatch):
     given = []
-    monkeypatch.setattr(command, "compare", lambda words, _: given.append(words) or 3)
-    monkeypatch.setattr("sys.argv", ["run.py", COMPARE, "task=keywords"])
+    monkeypatch.setattr(command, "compare", lambda words: given.append(words) or 3)
+    monkeypatch.setattr("sys.argv", ["run.py", "compare", "task=keywords"])
     with pytest.raises(SystemExit) as ended:
         cli()
     assert (ended.value.code, given) == (3, [["task=keywords"]])
