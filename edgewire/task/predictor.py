@@ -149,25 +149,22 @@ class Predictor:
 
     def read(self, source: Any) -> Found:
         """Return the raw inputs of a source (`predict`), its targets and an index; None: none."""
-        if isinstance(source, str | Path):
-            path = Path(source).expanduser()
-            if not path.exists():
-                raise TaskError(f"{path}: there is no such file or folder")
-            return self._read_file(path)
         if hasattr(source, "columns"):  # a DataFrame
-            inputs, targets, _ = self._rows(source)
-            return inputs, targets, source.index
-        source = np.frombuffer(source, np.uint8) if isinstance(source, bytes) else source
-        return fitted(source, self.info.inputs), None, None
-
-    def _read_file(self, path: Path) -> Found:
-        own = self.info.dataset.get("own") or {}
+            if self._table is None:
+                raise TaskError("this model takes no rows of a table, but tensors or arrays")
+            return *_cells(source, self._table), source.index
+        if not isinstance(source, str | Path):
+            source = np.frombuffer(source, np.uint8) if isinstance(source, bytes) else source
+            return fitted(source, self.info.inputs), None, None
+        path, own = Path(source).expanduser(), self.info.dataset.get("own") or {}
+        if not path.exists():
+            raise TaskError(f"{path}: there is no such file or folder")
         if path.suffix.lower() in (".npy", ".npz"):
             arrays = arrays_in([path])
             if own.get("target") not in arrays:
                 return fitted(self._inputs(arrays, own), self.info.inputs), None, None
         elif self._table is not None:
-            return self._rows(str(path))
+            return *_cells(str(path), self._table), None
         elif path.is_dir() or is_image(path):
             return self._photos(path)
         split = self._reader(str(path)).train
@@ -180,12 +177,6 @@ class Predictor:
         left = [each for name, each in arrays.items() if name != own.get("group")]
         return arrays.get(str(own.get("inputs")), left[0] if len(left) == 1 else arrays)
 
-    def _rows(self, source: Any) -> Found:
-        if self._table is None:
-            raise TaskError("this model takes no rows of a table, but tensors or arrays")
-        found = rows_of(source, self._table)
-        return inputs_of(found, self._table), targets_of(found, self._table), None
-
     def _photos(self, path: Path) -> Found:
         shape: Any = self.info.inputs["shape"] if "dtype" in self.info.inputs else ()
         if len(shape) != 3 or shape[0] != 3:
@@ -197,3 +188,8 @@ class Predictor:
             files, labels = [file for file, _ in found], torch.tensor([label for _, label in found])
         names = [each.relative_to(path if path.is_dir() else path.parent) for each in files]
         return load_photos(files, shape[-1]), labels, [name.as_posix() for name in names]
+
+
+def _cells(source: Any, columns: Columns) -> tuple[Tensors, Tensor | None]:
+    found = rows_of(source, columns)
+    return inputs_of(found, columns), targets_of(found, columns)
