@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import os
 import re
@@ -28,11 +27,15 @@ GOAL = re.compile(r"goal=\w+:[\d.]+")
 OF_COMPARE = ("goal=", "minutes=", "bytes=")  # words of `compare` that are no overrides
 JOBS = 8  # of a sweep, at most, are composed
 OURS = ("docs", "edgewire", "papers")  # the packages of this project
-# modules whose only arguments are the overrides of a run; they add these to their `SETTINGS`
-OVERRIDES_ONLY = ("papers.benchmarks.index_sets",)
 # of these programs and modules, and of a shell's own commands, only the names are checked
 PROGRAMS = ("git", "mlflow", "pip", "ssh", "sudo", "tensorboard", "uv", "wandb")
-MODULES = ("venv", "pytest", "docs.configuration", "papers.benchmarks.sweeps")
+MODULES = (
+    "venv",
+    "pytest",
+    "docs.configuration",
+    "papers.benchmarks.index_sets",
+    "papers.benchmarks.sweeps",
+)
 
 
 class Wrong(Exception):
@@ -65,8 +68,6 @@ def _check_python(arguments: Sequence[str]) -> None:
     match arguments:
         case ["run.py", *words]:
             check_run(words)
-        case ["-m", module, *words] if module in OVERRIDES_ONLY:
-            check_run([*importlib.import_module(module).SETTINGS, *words])
         case ["-m", module, *words]:
             if module not in MODULES:
                 check_options(module, words)

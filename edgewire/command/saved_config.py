@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +33,8 @@ from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.checkpoint_file import expect
 from edgewire.task.model_file import MODEL
 
+# Python 3.14 checks help texts, and would refuse Hydra 1.3 for one that is no text.
+setattr(ArgumentParser, "_check_help", lambda parser, action: None)  # noqa: B010
 # Hydra's settings in conf/config.yaml. The file that Hydra saves does not contain them.
 SETTINGS = (
     "hydra/job_logging=none",

@@ -69,7 +69,6 @@ WRONG = [
     ("python -m edgewire.report.table x --no-such-option", "--no-such-option"),
     ("python -m edgewire.report.curves x --smooth zero --out y.png", "smooth"),
     ("python -m edgewire.report.tables x", "No module named edgewire.report.tables"),
-    ("python -m papers.benchmarks.index_sets compression.densty=0.1", "densty"),
     ("python -m json.tool x", "no module json.tool"),
     ("python other.py", "only run.py"),
     ("make rum", "rum"),
