@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import re
 import sys
 import threading
 import warnings
@@ -25,12 +24,10 @@ from edgewire.command.hydra_main import run_hydra
 from edgewire.command.job import RUN
 from edgewire.command.python_data import data_in
 from edgewire.command.run_result import RunResult, SweepResult
-from edgewire.command.saved_config import CONTINUE, RESUME, START, quoted
+from edgewire.command.saved_config import CONTINUE, RESUME, START
 from edgewire.command.sweep import SweepEnd
-from edgewire.report.runs import as_text
+from edgewire.task.override_text import text_of
 
-_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # texts that Hydra reads without quotes
-_WORDS = ("null", "true", "false", "nan", "inf")  # Hydra reads these as other values than texts
 ONE_RUN = threading.Lock()  # Hydra and Flower have one state in a process
 
 
@@ -57,7 +54,8 @@ def train(
     mistake in the overrides and for a run that fails. Raises `KeyboardInterrupt` if the run is
     stopped; its last note says how to resume the run.
     """
-    words = [*overrides, *(override_of(key, value) for key, value in values.items())]
+    with mistakes_fail():
+        words = [*overrides, *(override_of(key, value) for key, value in values.items())]
     expect_overrides(words)
     own = data_in("hydra.run.dir", words, data, target)
     with mistakes_fail(), own as words, _called(progress) as line:
@@ -85,7 +83,8 @@ def sweep(
 
     Raises `RunFailed` for a mistake in the overrides, and `KeyboardInterrupt` if it is stopped.
     """
-    words = [*overrides, *(_choices(key, value) for key, value in values.items())]
+    with mistakes_fail():
+        words = [*overrides, *(_choices(key, value) for key, value in values.items())]
     expect_overrides(words)
     with mistakes_fail(), data_in("hydra.sweep.dir", words, data, target) as words:
         return run_sweep([*_folder(config_dir), *words], progress)
@@ -165,7 +164,7 @@ def override_of(key: str, value: Any) -> str:
         return f"{key}={value}"
     if callable(value):
         return f"{key}._target_={_name_of(value)}"
-    return f"{key}={_text(value)}"
+    return f"{key}={text_of(value)}"
 
 
 def _name_of(value: Any) -> str:
@@ -188,30 +187,4 @@ def _choices(key: str, value: Any) -> str:
         raise RunFailed(f"{key}=[] names no value: a sweep needs at least one")
     if all(map(callable, value)):
         return f"{key}._target_={','.join(map(_name_of, value))}"
-    return f"{key}={','.join(map(_text, value))}"
-
-
-def _text(value: Any) -> str:
-    """Return a Python value as Hydra's parser reads it."""
-    if hasattr(value, "tolist"):  # a number or an array of numpy's or torch's
-        value = value.tolist()
-    if value is None or isinstance(value, int | float):
-        return as_text(value)
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_text, value))}]"
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{_key(key)}:{_text(each)}' for key, each in value.items())}}}"
-    text = str(value) if isinstance(value, Path) else value
-    if not isinstance(text, str):
-        raise RunFailed(f"{value!r} is no value of an override: give a number, text, list or dict")
-    return text if _is_plain(text) else quoted(text)
-
-
-def _key(key: Any) -> str:
-    if not isinstance(key, str) or not _is_plain(key):
-        raise RunFailed(f"{key!r} is no key of a mapping: give letters, digits and _")
-    return key
-
-
-def _is_plain(text: str) -> bool:
-    return bool(_PLAIN.fullmatch(text)) and text.lower() not in _WORDS
+    return f"{key}={','.join(map(text_of, value))}"

@@ -19,7 +19,6 @@ from typing import Any, NoReturn, cast
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from edgewire.conf.classes import with_targets
@@ -32,6 +31,7 @@ from edgewire.report.runs import HYDRA
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.checkpoint_file import expect
 from edgewire.task.model_file import MODEL
+from edgewire.task.override_text import quoted
 
 # Python 3.14 checks help texts, and would refuse Hydra 1.3 for one that is no text.
 setattr(ArgumentParser, "_check_help", lambda parser, action: None)  # noqa: B010
@@ -206,11 +206,6 @@ def with_loggers(words: list[str]) -> list[str]:
         return [*others, *(f"++{word.lstrip('+')}" for word in own)]
     chosen = json.dumps(OmegaConf.to_container(compose_config(own)[LOGGER]))
     return [*others, f"++{LOGGER}={quoted(chosen)}"]
-
-
-def quoted(text: str) -> str:
-    """Return a text in quotes, as the value of an override."""
-    return QuotedString(text, Quote.single).with_quotes()
 
 
 def _config_dir(file: Path) -> list[str]:

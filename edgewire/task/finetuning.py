@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgewire.task.errors import TaskError, described
+from edgewire.task.errors import TaskError, described, listed
 from edgewire.task.model_file import file_of, sha256_of
 from edgewire.task.tensors import mapped
 
@@ -118,8 +118,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 def _expect_matches(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
     for pattern in patterns:
         if not any(_matches(name, [pattern]) for name in names):
-            listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
-            raise TaskError(f"{option}={pattern} matches nothing; there are {listed}")
+            raise TaskError(f"{option}={pattern} matches nothing; there are {listed(names, SHOWN)}")
 
 
 def tensors_in(file: str, sha256: str | None = None) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from edgewire.task.objectives.reconstruction import Reconstruction
 from edgewire.task.objectives.regression import Regression
 from edgewire.task.steps import evaluate, evaluating
 from edgewire.task.tables.columns import Columns
-from edgewire.task.tables.read import inputs_of, rows_of, targets_of
+from edgewire.task.tables.read import inputs_of, random_rows, rows_of, targets_of
 from edgewire.task.tensors import Tensors, count, leaves, rows
 
 if TYPE_CHECKING:  # it takes half a second to import
@@ -119,19 +119,7 @@ class Predictor:
         """Return random raw samples of the kind of the training's; always the same ones."""
         if self._table is None:
             return samples_of(self.info.inputs, count)
-        random = torch.Generator().manual_seed(0)
-        cells: list[Tensor] = []
-        windows: list[Tensor] = []
-        for each in self._table.features:
-            size = (count, each.length) if each.kind == "window" else (count,)
-            values = each.mean + each.std * torch.randn(size, generator=random).double()
-            if each.kind == "category":
-                values = torch.randint(len(each.values) + 1, size, generator=random).double()
-            values[0] = torch.nan if each.missing else values[0]
-            (windows if each.kind == "window" else cells).append(values)
-        parts = [torch.stack(cells, 1)] if cells else []
-        parts += [torch.stack(windows, 1).float()] if windows else []
-        return parts[0] if len(parts) == 1 else tuple(parts)
+        return random_rows(self._table, count)
 
     def _columns(self, inputs: Tensors) -> dict[str, Any]:
         """Return the columns of a prediction by name, one entry a sample each."""

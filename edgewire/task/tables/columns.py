@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, listed
 
-MOST_NAMED = 12  # columns of a kind that a screen names
 SHOWN = {"number": "numbers", "category": "categories", "date": "dates", "time": "times"}
 SHOWN = {**SHOWN, "window": "windows", "integer": "numbers"}
 KINDS = tuple(SHOWN)
@@ -111,12 +110,7 @@ class Columns:
             found.setdefault(SHOWN[each.kind], []).append(_described(each))
         found["left out"] = [f"{name or repr(name)} ({why})" for name, why in self.left]
         found["target"] = [_described(each, target=True) for each in self.target]
-        return [
-            f"{name:<10}  {', '.join(texts[:MOST_NAMED])}"
-            + (f" and {len(texts) - MOST_NAMED:,} more" if len(texts) > MOST_NAMED else "")
-            for name, texts in found.items()
-            if texts
-        ]
+        return [f"{name:<10}  {listed(texts)}" for name, texts in found.items() if texts]
 
     def to_json(self) -> str:
         """Return the columns as JSON without default values, and without `${`."""

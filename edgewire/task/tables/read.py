@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, listed
+from edgewire.task.tables.arrow import compute, pyarrow, types
 from edgewire.task.tables.columns import Column, Columns
 from edgewire.task.tables.files import NUMBER, Rows, is_text, read, tidy
 from edgewire.task.tensors import Tensors
 
-MOST_NAMED = 20  # columns that a message names
 DAY = 86_400_000_000  # microseconds
 Floats = NDArray[np.float64]
 
@@ -49,8 +49,7 @@ def inputs_of(source: Any, columns: Columns) -> Tensors:
         except OddCells as odd:
             wrong.append(f"{column.name} has {odd}, and a {column.kind} is taken")
     if wrong:
-        more = f"; and {len(wrong) - 5} more columns" if len(wrong) > 5 else ""
-        raise TaskError(f"{rows.place}: {'; '.join(wrong[:5])}{more}")
+        raise TaskError(f"{rows.place}: {listed(wrong, 5, '; ')}")
     tensors = [torch.from_numpy(np.stack(each, 1)) for each in (matrix, channels) if each]
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
@@ -91,6 +90,22 @@ def targets_of(source: Any, columns: Columns) -> Tensor | None:
     return numbers[:, 0].contiguous() if len(values) == 1 else numbers
 
 
+def random_rows(columns: Columns, count: int) -> Tensors:
+    """Return raw inputs of so many made-up rows, like those of the training; always the same."""
+    random = torch.Generator().manual_seed(0)
+    cells, channels = list[Tensor](), list[Tensor]()
+    for each in columns.features:
+        size = (count, each.length) if each.kind == "window" else (count,)
+        values = each.mean + each.std * torch.randn(size, generator=random).double()
+        if each.kind == "category":
+            values = torch.randint(len(each.values) + 1, size, generator=random).double()
+        values[:1] = torch.nan if each.missing else values[:1]
+        (channels if each.kind == "window" else cells).append(values)
+    parts = [torch.stack(cells, 1)] if cells else []
+    parts += [torch.stack(channels, 1).float()] if channels else []
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
 def located(rows: Rows, wanted: Sequence[str], key: str = "") -> dict[str, int]:
     """Return the places of columns by name; raises `TaskError` for absent and for double ones.
 
@@ -110,12 +125,8 @@ def expect_there(place: str, names: Sequence[str], wanted: Iterable[str], key: s
         near = get_close_matches(absent[0], names, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         has = f"dataset.{key}= names columns of" if key else "it has"
-        more = ", ..." if len(names) > MOST_NAMED else ""
         one = "; dataset.delimiter= separates columns" if len(names) == 1 else ""
-        raise TaskError(
-            f"{place} has no column {', '.join(absent[:MOST_NAMED])}{hint}: {has} "
-            f"{', '.join(names[:MOST_NAMED])}{more}{one}"
-        )
+        raise TaskError(f"{place} has no column {listed(absent)}{hint}: {has} {listed(names)}{one}")
 
 
 class OddCells(ValueError):
@@ -133,8 +144,6 @@ def _expect_none(rows: Rows, odd: NDArray[np.bool_], cells: Any) -> None:
 
 
 def _untaken(cells: Any) -> OddCells:
-    from pyarrow import types
-
     if types.is_binary(cells.type) or types.is_large_binary(cells.type):
         return OddCells("text that is not UTF-8, as which the file must be saved")
     return OddCells(f'"{tidy(cells[0].as_py())[:20]}" in row 1 ({str(cells.type)[:40]})')
@@ -142,15 +151,11 @@ def _untaken(cells: Any) -> OddCells:
 
 def is_window(kind: Any) -> bool:
     """Return whether an Arrow type is a list."""
-    from pyarrow import types
-
     return any(of(kind) for of in (types.is_list, types.is_large_list, types.is_fixed_size_list))
 
 
 def is_day(kind: Any) -> bool:
     """Return whether an Arrow type is a date, or a date with a time."""
-    from pyarrow import types
-
     return bool(types.is_date(kind) or types.is_timestamp(kind))
 
 
@@ -161,9 +166,6 @@ def encoded(rows: Rows, cells: Any) -> tuple[NDArray[np.int64], Any]:
     those that mean no value; they are an Arrow array. True and false are `True` and `False`; a
     broken number without a fraction is a whole one. Raises `OddCells` for cells without text.
     """
-    import pyarrow
-    from pyarrow import compute, types
-
     try:
         if types.is_boolean(cells.type):
             cells = compute.if_else(cells, "True", "False")
@@ -185,9 +187,6 @@ def encoded(rows: Rows, cells: Any) -> tuple[NDArray[np.int64], Any]:
 
 def numeric(rows: Rows, texts: Any) -> Any:
     """Return texts as an Arrow array of float64, without a value where they are no numbers."""
-    import pyarrow
-    from pyarrow import compute
-
     if rows.reading.decimal == ",":
         texts = compute.replace_substring(texts, ",", ".")
     good = compute.match_substring_regex(texts, NUMBER)
@@ -201,9 +200,6 @@ def values_of(rows: Rows, cells: Any, column: Column) -> Floats:
     `column.values`, behind them if it counts as another one, else -1. Raises `OddCells` for cells
     of another kind, and for infinity.
     """
-    import pyarrow
-    from pyarrow import compute, types
-
     if column.kind == "category" or is_text(cells.type):
         places, texts = encoded(rows, cells)
         if column.kind == "category":
@@ -230,9 +226,6 @@ def values_of(rows: Rows, cells: Any, column: Column) -> Floats:
 
 def _floats(cells: Any) -> Floats:
     """Return plain cells as float64 (N,): of dates, times and durations the days."""
-    import pyarrow
-    from pyarrow import types
-
     kind, unit = cells.type, 1
     if types.is_temporal(kind):
         zone = getattr(kind, "tz", None)
@@ -251,9 +244,6 @@ def windows(rows: Rows, cells: Any, length: int | None = None) -> NDArray[np.flo
     Raises `OddCells` for lists of several lengths, or of another length than the given one, and for
     cells that are no lists of numbers.
     """
-    import pyarrow
-    from pyarrow import compute
-
     if not is_window(cells.type):
         raise _untaken(cells)
     lengths = compute.list_value_length(cells)
