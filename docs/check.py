@@ -25,10 +25,10 @@ TUTORIAL = Path("docs/tutorial.md")
 NOT_RUN = re.compile(r"python -m (edgewire\.report \S+ --watch|webbrowser)\b|ssh ")
 
 
-def pages(root: Path = ROOT) -> list[Path]:
+def pages() -> list[Path]:
     """Return the pages whose commands are checked."""
     tops = ("README.md", "CONTRIBUTING.md", "papers/benchmarks/README.md", "compression/README.md")
-    return [root / name for name in tops] + sorted((root / "docs").rglob("*.md"))
+    return [ROOT / name for name in tops] + sorted((ROOT / "docs").rglob("*.md"))
 
 
 def check_page(page: Path, ran: bool = False) -> list[str]:
