@@ -230,12 +230,10 @@ def _help(words: tuple[str, ...]) -> str:
 
 def _expect_extras(arguments: Sequence[str]) -> None:
     """Raise `Wrong` for a package of this project with an extra that it lacks."""
-    for word in arguments:
-        found = re.fullmatch(r"(\.\S*?|edgewire)\[([\w,-]+)\]", word)
-        if found is None:
-            continue
+    extras = re.compile(r"(\.\S*?|edgewire)\[([\w,-]+)\]")
+    for found in filter(None, map(extras.fullmatch, arguments)):
         folder = ROOT / ("compression" if found[1] == "edgewire" else found[1])
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         known = project.get("optional-dependencies", {})
         if unknown := [each for each in found[2].split(",") if each not in known]:
-            raise Wrong(f"{word}: there is no extra {unknown[0]}")
+            raise Wrong(f"{found[0]}: there is no extra {unknown[0]}")

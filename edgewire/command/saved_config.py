@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -220,7 +220,7 @@ def _config_dir(file: Path) -> list[str]:
     return []
 
 
-def config_dirs(runtime: Mapping[str, Any]) -> list[str]:
+def config_dirs(runtime: Any) -> list[str]:
     """Return the folders of `--config-dir` in Hydra's settings `hydra.runtime`."""
     return [each["path"] for each in runtime["config_sources"] if each["provider"] == CONFIG_DIR]
 
