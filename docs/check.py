@@ -18,17 +18,17 @@ from pathlib import Path
 
 from docs.check_without_running import ROOT, Wrong, check
 from docs.commands import blocks
-from docs.run_page import page_run
+from docs.run_page import page_run, shown
 
 TUTORIAL = Path("docs/tutorial.md")
 # These commands of the tutorial do not end, or need a screen.
 NOT_RUN = re.compile(r"python -m (edgewire\.report \S+ --watch|webbrowser)\b|ssh ")
 
 
-def pages(root: Path = ROOT) -> list[Path]:
+def pages() -> list[Path]:
     """Return the pages whose commands are checked."""
     tops = ("README.md", "CONTRIBUTING.md", "papers/benchmarks/README.md", "compression/README.md")
-    return [root / name for name in tops] + sorted((root / "docs").rglob("*.md"))
+    return [ROOT / name for name in tops] + sorted((ROOT / "docs").rglob("*.md"))
 
 
 def check_page(page: Path, ran: bool = False) -> list[str]:
@@ -46,19 +46,15 @@ def check_page(page: Path, ran: bool = False) -> list[str]:
             if done.returncode:
                 raise Wrong(done.stderr.strip().splitlines()[0])
         except (ValueError, Wrong) as error:
-            wrong.append(f"{_shown(page)}:{block.line}: {error}")
+            wrong.append(f"{shown(page)}:{block.line}: {error}")
             continue
         for command in commands:
             try:
                 if not ran or NOT_RUN.match(command.text):
                     check(command)
             except Wrong as error:
-                wrong.append(f"{_shown(page)}:{command.line}: {command.text}: {error}")
+                wrong.append(f"{shown(page)}:{command.line}: {command.text}: {error}")
     return wrong
-
-
-def _shown(page: Path) -> str:
-    return str(page.relative_to(ROOT) if page.is_relative_to(ROOT) else page)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import os
 import re
@@ -21,18 +20,22 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from docs.commands import Command
+from docs.commands import ELLIPSIS, Command
 
 ROOT = Path(__file__).parents[1]
 GOAL = re.compile(r"goal=\w+:[\d.]+")
 OF_COMPARE = ("goal=", "minutes=", "bytes=")  # words of `compare` that are no overrides
 JOBS = 8  # of a sweep, at most, are composed
 OURS = ("docs", "edgewire", "papers")  # the packages of this project
-# modules whose only arguments are the overrides of a run; they add these to their `SETTINGS`
-OVERRIDES_ONLY = ("papers.benchmarks.index_sets",)
 # of these programs and modules, and of a shell's own commands, only the names are checked
 PROGRAMS = ("git", "mlflow", "pip", "ssh", "sudo", "tensorboard", "uv", "wandb")
-MODULES = ("venv", "pytest", "docs.configuration", "papers.benchmarks.sweeps")
+MODULES = (
+    "venv",
+    "pytest",
+    "docs.configuration",
+    "papers.benchmarks.index_sets",
+    "papers.benchmarks.sweeps",
+)
 
 
 class Wrong(Exception):
@@ -42,8 +45,10 @@ class Wrong(Exception):
 def check(command: Command) -> None:
     """Check a command without running it. Raises `Wrong` for a mistake in it."""
     program, *arguments = command.words
+    if ELLIPSIS in arguments:  # it is not whole
+        return
     if program in ("python", "python3"):
-        _check_python(arguments, command.partial)
+        _check_python(arguments)
     elif program == "make":
         _check_make(arguments)
     elif program.startswith(("flwr", "flower-")):
@@ -59,15 +64,13 @@ def _in_shell(program: str) -> bool:
     return subprocess.run(["bash", "-c", 'type "$0"', program], capture_output=True).returncode == 0
 
 
-def _check_python(arguments: Sequence[str], partial: bool) -> None:
+def _check_python(arguments: Sequence[str]) -> None:
     match arguments:
         case ["run.py", *words]:
             check_run(words)
-        case ["-m", module, *words] if module in OVERRIDES_ONLY:
-            check_run([*importlib.import_module(module).SETTINGS, *words])
         case ["-m", module, *words]:
             if module not in MODULES:
-                check_options(module, words, partial)
+                check_options(module, words)
         case _:
             raise Wrong(f"python {' '.join(arguments[:1])}: only run.py and -m MODULE are known")
 
@@ -140,30 +143,27 @@ class _Parsed(BaseException):
     """The options were parsed; no code of the program catches this exception."""
 
 
-def check_options(module: str, arguments: Sequence[str], partial: bool = False) -> None:
+def check_options(module: str, arguments: Sequence[str]) -> None:
     """Let a module of the project parse its options, in a fork of this process, and stop it then.
 
-    `partial`: required options may be missing. Raises `Wrong` for a module that does not exist, and
-    for options that its parser refuses.
+    Raises `Wrong` for a module that does not exist, and for options that its parser refuses.
     """
     if module.partition(".")[0] not in OURS:
         raise Wrong(f"there is no module {module} in the project")
     with ProcessPoolExecutor(1, get_context("fork")) as pool:
-        if line := pool.submit(_parse, module, arguments, partial).result():
+        if line := pool.submit(_parse, module, arguments).result():
             raise Wrong(line)
 
 
-def _parse(module: str, arguments: Sequence[str], partial: bool) -> str:
+def _parse(module: str, arguments: Sequence[str]) -> str:
     """Return the line of the parser's error; "" if it takes the arguments."""
     depth = 0
 
     def stopping(parse: Callable[..., Any]) -> Callable[..., Any]:
-        def parsed(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:
+        def parsed(*given: Any, **named: Any) -> Any:
             nonlocal depth
             depth += 1
-            for action in parser._actions:
-                action.required = action.required and not partial
-            found = parse(parser, *given, **named)
+            found = parse(*given, **named)
             depth -= 1
             if not depth:  # a parser of a subcommand, or `parse_args`, calls the other method
                 raise _Parsed
@@ -230,12 +230,10 @@ def _help(words: tuple[str, ...]) -> str:
 
 def _expect_extras(arguments: Sequence[str]) -> None:
     """Raise `Wrong` for a package of this project with an extra that it lacks."""
-    for word in arguments:
-        found = re.fullmatch(r"(\.\S*?|edgewire)\[([\w,-]+)\]", word)
-        if found is None:
-            continue
+    extras = re.compile(r"(\.\S*?|edgewire)\[([\w,-]+)\]")
+    for found in filter(None, map(extras.fullmatch, arguments)):
         folder = ROOT / ("compression" if found[1] == "edgewire" else found[1])
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         known = project.get("optional-dependencies", {})
         if unknown := [each for each in found[2].split(",") if each not in known]:
-            raise Wrong(f"{word}: there is no extra {unknown[0]}")
+            raise Wrong(f"{found[0]}: there is no extra {unknown[0]}")

@@ -22,15 +22,11 @@ ELLIPSIS = "..."  # an argument of this kind stands for others
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a page: the program and its arguments.
-
-    `partial`: the page leaves out some arguments, and shows "..." in their place.
-    """
+    """A command of a page: the program and its arguments; "..." stands for some of them."""
 
     page: Path
     line: int
     words: tuple[str, ...]
-    partial: bool = False
 
     @property
     def text(self) -> str:
@@ -58,7 +54,7 @@ class Block:
     def commands(self) -> list[Command]:
         """Return the block's commands in their order. Raises `ValueError` for an open quote."""
         return [
-            Command(self.page, number, tuple(w for w in words if w != ELLIPSIS), ELLIPSIS in words)
+            Command(self.page, number, tuple(words))
             for number, line in _logical_lines(self.text, self.line)
             for words in _simple_commands(line)
         ]

@@ -104,14 +104,10 @@ def _schema(prefix: str, schema: type, without: Collection[str] = ("name", "own"
         if field.name not in without:
             allowed = _allowed(schema, hints[field.name], field)
             lines.append(f"| `{prefix}{field.name}` | {_default(field)} | {allowed} |")
-    about = _of_options(inspect.getdoc(schema) or "")
+    # as on the command line, and without what it raises
+    about = re.sub(r"\s*Raises\s`\w+` for [^.]*\.$", "", (inspect.getdoc(schema) or "").strip())
+    about = re.sub(r"\bNone\b", "null", about)
     return lines if about.startswith(f"{schema.__name__}(") else [*lines, *told(about)]
-
-
-def _of_options(about: str) -> str:
-    """Return a docstring with null (as on the command line) for None, and without "Raises"."""
-    without = re.sub(r"\s*Raises\s`\w+` for [^.]*\.$", "", about.strip())
-    return re.sub(r"\bNone\b", "null", without)
 
 
 def _default(field: Field[Any]) -> str:

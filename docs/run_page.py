@@ -62,7 +62,7 @@ def page_run(page: Path, not_run: re.Pattern[str]) -> Iterator[Callable[[], list
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(until - time.monotonic(), 0.1))
             printed = Path(log.name).read_text(errors="replace")
-            name = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
+            name = shown(page)
             parts = re.split(rf"^{MARK} (\d+)$", printed, flags=re.MULTILINE)
             said = dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
             if code := process.returncode:
@@ -83,6 +83,11 @@ def page_run(page: Path, not_run: re.Pattern[str]) -> Iterator[Callable[[], list
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def shown(page: Path) -> str:
+    """Return a page's path as messages have it."""
+    return str(page.relative_to(ROOT) if page.is_relative_to(ROOT) else page)
 
 
 def is_printed(line: str, printed: str) -> bool:

@@ -260,10 +260,7 @@ def result_aside(folder: Path) -> Iterator[None]:
 
 def has_diverged(folder: Path) -> bool:
     """Return whether a run's result says that its model has diverged."""
-    try:
-        return bool(read_result(folder)["diverged"])
-    except FileNotFoundError:
-        return False
+    return (folder / "result.json").exists() and bool(read_result(folder)["diverged"])
 
 
 def alone() -> bool:

@@ -31,10 +31,8 @@ def new_task(words: Sequence[str]) -> str:
     name = words[0]
     _expect_free(name)
     folder = Path(name).absolute()
-    try:
-        folder.mkdir()
-    except FileExistsError as error:
-        raise ConfigError(f"{folder} is there already: choose another name") from error
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already: choose another name")
     for source in sorted(TEMPLATE.rglob("*.*")):
         path = source.relative_to(TEMPLATE)
         if path.suffix not in (".py", ".yaml", ".md"):

@@ -107,10 +107,9 @@ def _folder(config_dir: Path | str | None) -> list[str]:
 def expect_overrides(words: Iterable[object]) -> None:
     """Raise `RunFailed` unless all words are overrides, and not options such as `--help`."""
     for word in words:
-        if not isinstance(word, str):
-            raise RunFailed(f"an override is a text such as 'rounds=20', not {word!r}")
-        if word.startswith("-") or ("=" not in word and not word.startswith("~")):
-            raise RunFailed(f"{word!r} is no override: give KEY=VALUE, or call sweep() for -m")
+        text = word if isinstance(word, str) else "-"
+        if text.startswith("-") or ("=" not in text and not text.startswith("~")):
+            raise RunFailed(f"{word!r} is no override: give 'KEY=VALUE', or call sweep() for -m")
 
 
 @contextmanager
@@ -173,8 +172,8 @@ def _name_of(value: Any) -> str:
     name = getattr(value, "__qualname__", "")
     if not name or "<" in name:  # an object, <locals> or <lambda>
         raise RunFailed(
-            f"{name or type(value).__name__}: give a class or a function, defined outside of other "
-            "functions, and not an object: model=make_model"
+            f"{name or type(value).__name__}: give the class, or a function, defined outside of "
+            "other functions, and not an object: model=make_model"
         )
     return f"{value.__module__}.{name}"
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -33,6 +33,8 @@ from edgewire.strategy.run.checkpoint_file import expect
 from edgewire.task.model_file import MODEL
 from edgewire.task.override_text import quoted
 
+# Python 3.14 checks help texts, and would refuse Hydra 1.3 for one that is no text.
+setattr(ArgumentParser, "_check_help", lambda parser, action: None)  # noqa: B010
 # Hydra's settings in conf/config.yaml. The file that Hydra saves does not contain them.
 SETTINGS = (
     "hydra/job_logging=none",
@@ -218,7 +220,7 @@ def _config_dir(file: Path) -> list[str]:
     return []
 
 
-def config_dirs(runtime: Mapping[str, Any]) -> list[str]:
+def config_dirs(runtime: Any) -> list[str]:
     """Return the folders of `--config-dir` in Hydra's settings `hydra.runtime`."""
     return [each["path"] for each in runtime["config_sources"] if each["provider"] == CONFIG_DIR]
 

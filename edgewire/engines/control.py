@@ -149,25 +149,19 @@ def _copy_log(client: ControlHttpClient, run_id: int, log: Path) -> None:
             output.flush()
 
 
-class LogRelay:
-    """Repeats the warnings in a ServerApp's log in the log of this process.
+def repeat_warnings(file: Path, start: int = 0) -> int:
+    """Log the warnings in a ServerApp's log from byte `start` on; return its last line's end.
 
-    It repeats the warnings of the logger `edgewire`, which are in `logging.BASIC_FORMAT`.
+    They are those of the logger `edgewire`, in `logging.BASIC_FORMAT`.
     """
-
-    def __init__(self, file: Path) -> None:
-        self._file, self._read = file, 0
-
-    def repeat(self) -> None:
-        """Repeat the warnings that were written since the last call."""
-        with self._file.open("rb") as text:
-            text.seek(self._read)
-            new = text.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.decode(errors="replace").splitlines():
-            if line.startswith(_WARNING):
-                screen.warning("%s", line.removeprefix(_WARNING))
+    with file.open("rb") as text:
+        text.seek(start)
+        new = text.read()
+    whole = new[: new.rfind(b"\n") + 1]
+    for line in whole.decode(errors="replace").splitlines():
+        if line.startswith(_WARNING):
+            screen.warning("%s", line.removeprefix(_WARNING))
+    return start + len(whole)
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

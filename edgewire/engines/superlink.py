@@ -34,11 +34,11 @@ from flwr.supercore.control import ControlHttpClient
 
 from edgewire.engines.control import (
     DIED,
-    LogRelay,
     bundle,
     cause_of,
     follow,
     refuse_local_only,
+    repeat_warnings,
 )
 from edgewire.engines.download import (
     GROWING,
@@ -214,15 +214,16 @@ def _followed(
 ) -> RunStatus:
     """Follow a run; return its last status. If this process is stopped, stop the run too."""
     output.write_bytes(b"")
-    said = LogRelay(output)
+    repeated = 0
 
     def look() -> None:
-        said.repeat()
+        nonlocal repeated
+        repeated = repeat_warnings(output, repeated)
         follow_files(source, folder)
 
     try:
         status = follow(control, run_id, output, look)
-        said.repeat()
+        repeat_warnings(output, repeated)
         return status
     except BaseException:
         with undisturbed():
