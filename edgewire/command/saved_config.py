@@ -31,7 +31,7 @@ from edgewire.report.runs import HYDRA
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.checkpoint_file import expect
 from edgewire.task.model_file import MODEL
-from edgewire.task.override_text import quoted
+from edgewire.task.override_text import quoted, with_quotes
 
 # Python 3.14 checks help texts, and would refuse Hydra 1.3 for one that is no text.
 setattr(ArgumentParser, "_check_help", lambda parser, action: None)  # noqa: B010
@@ -250,9 +250,10 @@ def command_line(argv: list[str]) -> list[str]:
 def options_first(argv: list[str]) -> tuple[Namespace, list[str]]:
     """Return Hydra's parsed options, and the command line with all options first.
 
-    Hydra refuses an option between two overrides: `nodes=2 -m seed=0,1`. Raises `ConfigError` for
-    an unknown option.
+    Hydra refuses an option between two overrides: `nodes=2 -m seed=0,1`. Texts with letters that it
+    cannot read get quotes. Raises `ConfigError` for an unknown option.
     """
+    argv = [*map(with_quotes, argv)]
     parser = get_args_parser()
 
     def refuse(message: str) -> NoReturn:

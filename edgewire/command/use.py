@@ -54,8 +54,9 @@ def predict(words: Sequence[str]) -> None:
     table = model.predict(given.file)
     out = Path(given.out or PREDICTIONS)
     replace_file(out, table.to_csv())
-    shown = table.iloc[:SHOWN, :SHOWN].to_string(max_colwidth=20)
-    files = f"files      {out}: {len(table):,} rows of {', '.join(table.columns[:SHOWN])}"
+    shown = table.iloc[:SHOWN, :SHOWN].to_string(max_colwidth=20, float_format="{:.4g}".format)
+    names = ", ".join([str(table.index.name), *table.columns[:SHOWN]])
+    files = f"files      {out}: rows: {len(table):,}, of {names}"
     print(*_trained(given.run), *_measured(table, model), shown, files, sep="\n")
 
 

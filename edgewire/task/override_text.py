@@ -8,6 +8,7 @@ from typing import Any
 from edgewire.task.errors import TaskError
 
 PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # texts that Hydra reads without quotes
+OTHER_LETTERS = re.compile(r"[^=,()\[\]]*[^\x00-\x7f=,()\[\]][^=,()\[\]]*")  # texts with any
 WORDS = ("null", "true", "false", "nan", "inf")  # Hydra reads these as other values than texts
 
 
@@ -16,6 +17,17 @@ def quoted(text: str) -> str:
     from hydra.core.override_parser.types import Quote, QuotedString
 
     return QuotedString(text, Quote.single).with_quotes()
+
+
+def with_quotes(word: str) -> str:
+    """Return an override whose texts with other letters than a to z are in quotes, for Hydra.
+
+    A word that has quotes or a mapping, whose keys cannot have any, is returned as it is.
+    """
+    key, sign, value = word.partition("=")
+    if value.isascii() or {*value} & {*"'\"{"}:
+        return word
+    return key + sign + OTHER_LETTERS.sub(lambda found: quoted(found[0].strip()), value)
 
 
 def text_of(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +23,16 @@ from edgewire.task.objectives.reconstruction import Reconstruction
 from edgewire.task.objectives.regression import Regression
 from edgewire.task.steps import evaluate, evaluating
 from edgewire.task.tables.columns import Columns
-from edgewire.task.tables.read import inputs_of, random_rows, rows_of, targets_of
+from edgewire.task.tables.read import ids_of, inputs_of, random_rows, rows_of, targets_of
 from edgewire.task.tensors import Tensors, count, leaves, rows
 
 if TYPE_CHECKING:  # it takes half a second to import
     import pandas as pd
 
+log = getLogger("edgewire")
 SHOWN = 20  # the most classes or outputs of which a prediction has a column each
-Found = tuple[Tensors, Tensors | None, Sequence[Any] | None]  # inputs, targets, index; None: none
+# inputs, targets, and what rows are called: the column's name, and the names; None: none
+Found = tuple[Tensors, Tensors | None, tuple[str, Sequence[Any]] | None]
 
 
 class Composed(nn.Module):
@@ -99,16 +102,21 @@ class Predictor:
         The columns are `class`, `probability` and each class's probability, `p(CLASS)`; or `value`;
         or `error` (a model that reconstructs), `token` (the next one), or `output`. If the source
         has the targets, too, `attrs["metrics"]` of the table holds the loss and the metrics by
-        name. The index has files of photos, a DataFrame's own index, or numbers from 1 on.
+        name. The index is a DataFrame's own one, or the files of photos. Of a table's file it is
+        the first column that tells all rows apart and is no input; else it counts from 1. The log
+        warns of answers that are no numbers.
 
         Raises `TaskError` for a source that cannot be read, that lacks a column, or that has an
         unknown class.
         """
         import pandas as pd
 
-        inputs, targets, index = self.read(source)
+        inputs, targets, names = self.read(source)
         found = pd.DataFrame(self._columns(inputs))
-        found.index = pd.Index(range(1, len(found) + 1) if index is None else index, name="id")
+        key, index = names or ("id", range(1, len(found) + 1))
+        found.index = pd.Index(index, name=key)
+        if odd := int(found.select_dtypes("number").isna().any(axis=1).sum()):
+            log.warning("%d of %d answers are no numbers: look at these samples", odd, len(found))
         if targets is not None and len(found):
             model, prepared = self.module.model, self.module.transform(inputs)
             metrics = evaluate(model, self.objective, prepared, targets, self.info.batch)
@@ -148,11 +156,13 @@ class Predictor:
         return {head: flat[:, k].numpy() for k, head in enumerate(heads)}
 
     def read(self, source: Any) -> Found:
-        """Return the raw inputs of a source (`predict`), its targets and an index; None: none."""
+        """Return the raw inputs of a source (`predict`), its targets, and its rows' names."""
         if hasattr(source, "columns"):  # a DataFrame
             if self._table is None:
                 raise TaskError("this model takes no rows of a table, but tensors or arrays")
-            return *_cells(source, self._table), source.index
+            cells = rows_of(source, self._table)
+            index = (source.index.name or "id", source.index)
+            return inputs_of(cells, self._table), targets_of(cells, self._table), index
         if not isinstance(source, str | Path):
             source = np.frombuffer(source, np.uint8) if isinstance(source, bytes) else source
             return fitted(source, self.info.inputs), None, None
@@ -164,7 +174,9 @@ class Predictor:
             if own.get("target") not in arrays:
                 return fitted(self._inputs(arrays, own), self.info.inputs), None, None
         elif self._table is not None:
-            return *_cells(str(path), self._table), None
+            cells = rows_of(str(path), self._table, [name for name, _ in self._table.left])
+            ids = ids_of(cells, self._table)
+            return inputs_of(cells, self._table), targets_of(cells, self._table), ids
         elif path.is_dir() or is_image(path):
             return self._photos(path)
         split = self._reader(str(path)).train
@@ -187,9 +199,4 @@ class Predictor:
             found = labelled(path, self.classes)
             files, labels = [file for file, _ in found], torch.tensor([label for _, label in found])
         names = [each.relative_to(path if path.is_dir() else path.parent) for each in files]
-        return load_photos(files, shape[-1]), labels, [name.as_posix() for name in names]
-
-
-def _cells(source: Any, columns: Columns) -> tuple[Tensors, Tensor | None]:
-    found = rows_of(source, columns)
-    return inputs_of(found, columns), targets_of(found, columns)
+        return load_photos(files, shape[-1]), labels, ("id", [each.as_posix() for each in names])

@@ -48,7 +48,7 @@ def table(
     group: str | None = None,
     classes: Sequence[str] | None = None,
     columns: str | None = None,
-    kinds: Mapping[str, str] | None = None,
+    kinds: Mapping[str, str] | list[str] | None = None,
     skip: Sequence[str] | None = None,
     drop_missing: bool = False,
     delimiter: str | None = None,
@@ -74,7 +74,7 @@ def table(
         columns: the columns with their statistics, as `Columns.to_json` gives them; None: they are
             learned from the files.
         kinds: the kind of a column by its name: number, category, date, window, or the format of a
-            date, such as %d/%m/%Y.
+            date, such as %d/%m/%Y; or a list of `NAME: KIND`.
         skip: columns to leave out.
         drop_missing: whether rows without a target are left out.
         delimiter, decimal, missing, header: how files of text are read, see `Reading`.
@@ -133,12 +133,14 @@ def wished(**options: Any) -> tuple[Mapping[str, Any], Wishes]:
 
 def _wishes(given: Mapping[str, Any], reading: Reading, **more: Any) -> Wishes:
     """Return the wishes of a loader's options; `more`: other fields."""
-    inputs, classes = given["inputs"], given["classes"]
+    inputs, classes, kinds = given["inputs"], given["classes"], given.get("kinds") or {}
+    if isinstance(kinds, list):
+        kinds = dict(each.rpartition(":")[::2] for each in map(str, kinds))
     return Wishes(
         target=_names(given["target"]),
         inputs=None if inputs is None else _names(inputs),
         group=next(iter(_names(given["group"])), None),
-        kinds={tidy(name): str(kind) for name, kind in (given.get("kinds") or {}).items()},
+        kinds={tidy(name): str(kind).strip() for name, kind in kinds.items()},
         skip=_names(given.get("skip")),
         classes=None if classes is None else tuple(map(str, classes)),
         reading=reading,

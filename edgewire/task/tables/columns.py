@@ -13,6 +13,8 @@ from edgewire.task.errors import TaskError, listed
 SHOWN = {"number": "numbers", "category": "categories", "date": "dates", "time": "times"}
 SHOWN = {**SHOWN, "window": "windows", "integer": "numbers"}
 KINDS = tuple(SHOWN)
+# signs that an override has in quotes, as words
+WORDS = {"tab": "\t", "space": " ", "comma": ",", "semicolon": ";", "pipe": "|", "point": "."}
 SURVEY = "survey"  # in place of columns: the nodes are asked for them
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?")  # cells without value
 
@@ -71,14 +73,14 @@ class Reading:
     header: bool | None = None
 
     def __post_init__(self) -> None:
-        delimiter = {"tab": "\t", "space": " "}.get(str(self.delimiter), self.delimiter)
+        delimiter, decimal = (WORDS.get(str(each), each) for each in (self.delimiter, self.decimal))
         if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
-            raise TaskError(
-                f"dataset.delimiter={delimiter!r}: give one character, such as ';', or tab or space"
-            )
-        if self.decimal not in (None, ".", ","):
-            raise TaskError(f"dataset.decimal={self.decimal!r}: give '.' or ','")
+            known = ", ".join(WORDS)
+            raise TaskError(f"dataset.delimiter={delimiter!r}: give one sign, or a word: {known}")
+        if decimal not in (None, ".", ","):
+            raise TaskError(f"dataset.decimal={decimal!r}: give point or comma")
         object.__setattr__(self, "delimiter", delimiter)
+        object.__setattr__(self, "decimal", decimal)
         if self.missing is not None:
             object.__setattr__(self, "missing", tuple(map(str, self.missing)))
 

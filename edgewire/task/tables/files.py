@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,13 @@ from edgewire.task.tables.columns import MISSING, Reading
 LARGEST_BLOCK = (1 << 31) - 1  # bytes; pyarrow's limit
 HEAD = 1 << 18  # bytes of a file by which its form is guessed
 LOOKED_AT = 200  # rows of them
+LARGE = 1 << 24  # bytes that are decoded at once
 DELIMITERS = ",;\t|"
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
-DATES = ("%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S")  # beside ISO 8601; none is ambiguous
+# numbers with signs between thousands, by the decimal character
+THOUSANDS = {".": r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$", ",": r"^[+-]?\d{1,3}(\.\d{3})+(,\d+)?$"}
+CLOCKS = ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S")
+DATES = tuple(day + clock for day in ("%Y-%m-%d", "%d.%m.%Y") for clock in CLOCKS)  # unambiguous
 log = getLogger("edgewire")
 
 
@@ -159,8 +165,17 @@ def _of_text(
 ) -> tuple[Table, str]:
     compression = "gzip" if zipped else None
     with pyarrow.input_stream(str(file), compression=compression) as stream:
-        head = stream.read(HEAD)
-    text = head.decode("utf-8", "replace").removeprefix("\ufeff")
+        head, encoding = stream.read(HEAD), "utf-8"
+        decoder = codecs.getincrementaldecoder(encoding)()
+        try:
+            for part in chain([head], iter(partial(stream.read, LARGE), b"")):
+                decoder.decode(part)
+        except UnicodeDecodeError:  # as Excel and older programs write tables
+            encoding = (
+                "utf-16" if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "cp1252"
+            )
+            log.warning("%s is no UTF-8: it is read as %s", shown(file), encoding)
+    text = head.decode(encoding, "replace").removeprefix("\ufeff")
     delimiter = reading.delimiter or _delimiter(text)
     first, *others = _records(text, delimiter) or [[]]
     decimal = reading.decimal or _decimal([*others, first], delimiter)
@@ -168,13 +183,15 @@ def _of_text(
     source = pyarrow.input_stream(str(file), compression=compression)
     size = file.stat().st_size * (8 if zipped else 1)
     if delimiter == " ":
-        content = _single_spaces(source.read().decode()).encode()
+        content = _single_spaces(source.read().decode(encoding)).encode(encoding)
         source, size = pyarrow.BufferReader(content), len(content)
     names = None if header else [f"column{number + 1}" for number in range(len(first))]
     table = arrow.csv.read_csv(
         source,
         # One block for the whole file: a column's type comes from all its values.
-        arrow.csv.ReadOptions(block_size=min(size + (1 << 20), LARGEST_BLOCK), column_names=names),
+        arrow.csv.ReadOptions(
+            block_size=min(size + (1 << 20), LARGEST_BLOCK), column_names=names, encoding=encoding
+        ),
         arrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
         arrow.csv.ConvertOptions(
             null_values=list(reading.missing or ()),
@@ -220,13 +237,19 @@ def _delimiter(text: str) -> str:
 def _decimal(records: Sequence[Sequence[str]], delimiter: str) -> str:
     """Return the decimal character: a comma if there are numbers with one, and none with a point.
 
-    Beside the delimiter `,`, 1,234 is a thousand.
+    Groups of three digits, as in 1,234, say nothing beside other numbers or the delimiter `,`.
     """
-    cells = [cell.strip() for record in records for cell in record]
-    commas = [cell for cell in cells if re.fullmatch(r"[+-]?\d+,\d+", cell)]
-    points = any(re.fullmatch(r"[+-]?\d*\.\d+", cell) for cell in cells)
-    thousands = delimiter == "," and all(re.fullmatch(r".*,\d{3}", cell) for cell in commas)
-    return "." if not commas or points or thousands else ","
+    cells = {cell.strip() for record in records for cell in record}
+    groups = {sign: rf"[+-]?\d{{1,3}}(\{sign}\d{{3}})+" for sign in ",."}
+    pairs = ((",", "."), (".", ","))
+    numbers = {sign: rf"({groups[other]}|[+-]?\d*)\{sign}\d+" for sign, other in pairs}
+
+    def there(form: str, but: str = "$") -> bool:
+        return any(re.fullmatch(form, each) and not re.fullmatch(but, each) for each in cells)
+
+    comma, point = (there(numbers[sign], groups[sign]) for sign in ",.")
+    unsure = not point and there(groups[","]) and not there(groups["."]) and delimiter != ","
+    return "," if (comma and not point) or unsure else "."
 
 
 def _has_names(first: Sequence[str]) -> bool:

@@ -20,10 +20,11 @@ from edgewire.task.errors import TaskError, listed
 from edgewire.task.override_text import text_of
 from edgewire.task.tables.arrow import compute
 from edgewire.task.tables.columns import Column, Columns, Reading
-from edgewire.task.tables.files import Rows, is_text, tidy
+from edgewire.task.tables.files import CLOCKS, DATES, Rows, is_text, tidy
 from edgewire.task.tables.read import (
     Floats,
     OddCells,
+    dated,
     encoded,
     expect_there,
     is_day,
@@ -45,7 +46,7 @@ ID = re.compile(r"(?i:(.*[\W_])?id)|.*[a-z]I[dD]")
 OTHER = "the target: name another as dataset.target="  # a cure
 PLAIN = "fix them, name other dataset.inputs=, or take dataset=table"  # the cure in dataset=csv
 LEFT = "left out"
-DATES = [day + clock for day in ("%d/%m/%Y", "%m/%d/%Y") for clock in ("", " %H:%M", " %H:%M:%S")]
+AMBIGUOUS = [day + clock for day in ("%d/%m/%Y", "%m/%d/%Y") for clock in CLOCKS]
 
 T = TypeVar("T")
 log = getLogger("edgewire")
@@ -118,10 +119,10 @@ def _overrides(problems: Found, wishes: Wishes) -> list[str]:
     """Return the overrides that mend all problems that an option can mend."""
     keys = {each.key for _, each in problems} if not wishes.plain else set()
     skip = [name for name, each in problems if each.key == "skip"]
-    kinds = {name: each.kind for name, each in problems if each.key == "kinds"}
+    kinds = {**wishes.kinds, **{name: p.kind for name, p in problems if p.key == "kinds"}}
     values = {
         "skip": [*dict.fromkeys([*wishes.skip, *skip])],
-        "kinds": {**wishes.kinds, **kinds},
+        "kinds": kinds if "".join(kinds).isascii() else [f"{n}: {k}" for n, k in kinds.items()],
         "drop_missing": True,
     }
     return [f"dataset.{key}={text_of(each)}" for key, each in values.items() if key in keys]
@@ -370,9 +371,9 @@ class _Learner:
         share = 1 - numeric(self.rows, texts).null_count / max(len(texts), 1)
         if share == 1 or (share >= 0.5 and not target):  # the others are shown as no numbers
             return Column(name)
-        forms = [] if target else DATES
-        parsed = {form: compute.strptime(texts, form, "s", error_is_null=True) for form in forms}
-        forms = [form for form, days in parsed.items() if not days.null_count]
+        if len(texts) and not target and not dated(texts, DATES).null_count:
+            return Column(name, "date")
+        forms = [] if target else [f for f in AMBIGUOUS if not dated(texts, [f]).null_count]
         if len(forms) > 1:
             cure = f"day or month first? this is {forms[0]}"
             raise Problem(f'dates such as "{tidy(texts[0])}"', cure, "kinds", forms[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from logging import getLogger
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,34 @@ from torch import Tensor
 from edgewire.task.errors import TaskError, listed
 from edgewire.task.tables.arrow import compute, pyarrow, types
 from edgewire.task.tables.columns import Column, Columns
-from edgewire.task.tables.files import NUMBER, Rows, is_text, read, tidy
+from edgewire.task.tables.files import DATES, NUMBER, THOUSANDS, Rows, is_text, read, tidy
 from edgewire.task.tensors import Tensors
 
 DAY = 86_400_000_000  # microseconds
+log = getLogger("edgewire")
 Floats = NDArray[np.float64]
 
 
-def rows_of(source: Any, columns: Columns) -> Rows:
-    """Return the rows of a file, of several, or of a DataFrame, for known columns."""
+def rows_of(source: Any, columns: Columns, texts: Iterable[str] = ()) -> Rows:
+    """Return the rows of a file, of several, or of a DataFrame, for known columns.
+
+    `texts`: further columns that are read as text.
+    """
     known = (*columns.features, *columns.target)
-    return read(source, columns.reading, {each.name for each in known if each.as_text})
+    return read(source, columns.reading, {*texts, *(each.name for each in known if each.as_text)})
+
+
+def ids_of(rows: Rows, columns: Columns) -> tuple[str, list[Any]] | None:
+    """Return the name and the cells of the first column that tells all rows apart, and is no input.
+
+    None: there is none.
+    """
+    used = {each.name for each in (*columns.features, *columns.target)}
+    for name, cells in zip(rows.names, rows.table.columns, strict=True):
+        found = cells.to_pylist() if name not in used and not is_window(cells.type) else []
+        if found and None not in found and len({*found}) == len(found):
+            return name, found
+    return None
 
 
 def inputs_of(source: Any, columns: Columns) -> Tensors:
@@ -38,18 +56,22 @@ def inputs_of(source: Any, columns: Columns) -> Tensors:
     """
     rows = source if isinstance(source, Rows) else rows_of(source, columns)
     places = located(rows, [each.name for each in columns.features])
-    matrix, channels, wrong = list[Floats](), [], []
+    matrix, channels, wrong, unknown = list[Floats](), [], [], []
     for column in columns.features:
         found = rows.table.column(places[column.name])
         try:
             if column.kind == "window":
                 channels.append(windows(rows, found, column.length))
-            else:
-                matrix.append(values_of(rows, found, column))
+                continue
+            matrix.append(values_of(rows, found, column))
+            if column.kind == "category" and (count := (matrix[-1] == -1).sum()):
+                unknown.append(f"{count / len(found):.1%} of {column.name}")
         except OddCells as odd:
             wrong.append(f"{column.name} has {odd}, and a {column.kind} is taken")
     if wrong:
         raise TaskError(f"{rows.place}: {listed(wrong, 5, '; ')}")
+    if unknown:
+        log.warning("%s: no training row has these texts: %s", rows.place, listed(unknown))
     tensors = [torch.from_numpy(np.stack(each, 1)) for each in (matrix, channels) if each]
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
@@ -187,10 +209,20 @@ def encoded(rows: Rows, cells: Any) -> tuple[NDArray[np.int64], Any]:
 
 def numeric(rows: Rows, texts: Any) -> Any:
     """Return texts as an Arrow array of float64, without a value where they are no numbers."""
-    if rows.reading.decimal == ",":
+    decimal = rows.reading.decimal or "."
+    many = compute.match_substring_regex(texts, THOUSANDS[decimal])
+    short = compute.replace_substring(texts, "," if decimal == "." else ".", "")
+    texts = compute.if_else(many, short, texts)
+    if decimal == ",":
         texts = compute.replace_substring(texts, ",", ".")
     good = compute.match_substring_regex(texts, NUMBER)
     return compute.if_else(good, texts, None).cast(pyarrow.float64())
+
+
+def dated(texts: Any, forms: Iterable[str]) -> Any:
+    """Return texts as an Arrow array of times, by the first form that each has."""
+    parsed = (compute.strptime(texts, format=f, unit="us", error_is_null=True) for f in forms)
+    return compute.coalesce(*parsed)
 
 
 def values_of(rows: Rows, cells: Any, column: Column) -> Floats:
@@ -206,8 +238,7 @@ def values_of(rows: Rows, cells: Any, column: Column) -> Floats:
             found = compute.index_in(texts, pyarrow.array([*column.values], pyarrow.string()))
             found = found.fill_null(len(column.values) if column.other else -1)
         elif column.kind in ("date", "time"):
-            form = next(iter(column.values), "%Y-%m-%d")
-            found = compute.strptime(texts, format=form, unit="us", error_is_null=True)
+            found = dated(texts, column.values or DATES)
         else:
             found = numeric(rows, texts)
         values = np.append(_floats(found), np.nan)[places]
