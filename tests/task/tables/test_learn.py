@@ -12,7 +12,7 @@ from edgewire.task.datasets.table import table, without_rows
 from edgewire.task.errors import MissingOption, NoData, TaskError
 from edgewire.task.tables.columns import Columns, Reading
 from edgewire.task.tables.learn import Problem, Problems, Wishes
-from edgewire.task.tables.read import inputs_of, targets_of
+from edgewire.task.tables.read import ids_of, inputs_of, rows_of, targets_of
 
 ROWS = 60
 random = np.random.default_rng(0)
@@ -189,6 +189,30 @@ def test_columns_hold_no_references_and_keep_what_the_user_said_of_files():
     columns = Columns((), group="${lr} ???", reading=reading)
     assert "${" not in columns.to_json()
     assert Columns.from_json(columns.to_json()) == columns
+
+
+def test_dates_as_texts_are_those_of_a_file(tmp_path):
+    """A file's dates and a frame's, which are texts there, are the same inputs, in both ways."""
+    days = [f"{1 + row % 28:02d}.0{1 + row % 9}.2024" for row in range(ROWS)]
+    iso = [f"2024-0{1 + row % 9}-{1 + row % 28:02d} 10:30:00" for row in range(ROWS)]
+    columns = {**GOOD, "day": days, "at": iso}
+    frame = pandas.DataFrame(columns)
+    learned = [table(given, "churn").columns for given in (file_of(tmp_path, columns), frame)]
+    assert [[(c.name, c.kind) for c in each.features[-2:]] for each in learned] == 2 * [
+        [("day", "date"), ("at", "time")]
+    ]
+    found = [inputs_of(g, c) for c in learned for g in (str(tmp_path / "t.csv"), frame)]
+    assert all(torch.equal(found[0], each) for each in found[1:])
+
+
+def test_new_rows_have_ids_and_unknown_texts_are_named(tmp_path, caplog):
+    columns = {**GOOD, "key": [f"0{row}" for row in range(ROWS)]}
+    data = table(file_of(tmp_path, columns), "churn", skip=["key"])
+    new = {**columns, "plan": ["x"] * 2 + columns["plan"][2:]}
+    rows = rows_of(file_of(tmp_path, new), data.columns, ["key"])
+    assert ids_of(rows, data.columns) == ("key", columns["key"])
+    inputs_of(rows, data.columns)
+    assert f"no training row has these texts: {2 / ROWS:.1%} of plan" in caplog.text
 
 
 def test_groups_are_numbered_by_name(tmp_path):
