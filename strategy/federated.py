@@ -36,7 +36,7 @@ from edgewire.compression.screening import Screening
 from edgewire.strategy.aggregation import NodeMeans
 from edgewire.strategy.base import RunStrategy, Started
 from edgewire.strategy.node_sums import take_keys, totals
-from edgewire.strategy.run.serialization import Tagged, expect_savable
+from edgewire.strategy.run.serialization import expect_savable
 from edgewire.task.objectives import Objective
 
 TRAINED = (LOSS, EXAMPLES, STEPS, SECONDS)  # metrics of the ClientApp's replies to training
@@ -84,9 +84,9 @@ class FederatedState:
 
     traffic: Traffic = field(default_factory=Traffic)
     round: int = 0
-    arrays: Tagged = field(default_factory=lambda: Tagged(None))
+    arrays: ArrayRecord = field(default_factory=ArrayRecord)
     grid: CompressedGridState = field(default_factory=CompressedGridState)
-    kept: list[dict[str, Tagged]] = field(default_factory=list)
+    kept: list[dict[str, Any]] = field(default_factory=list)
     weights: dict[int, float] = field(default_factory=dict)
 
 
@@ -160,7 +160,7 @@ class Federated(RunStrategy, StatisticsAveraging):
         super().load(data)
         for strategy, kept in zip(wrapped(self.strategy), self.state.kept, strict=True):
             for name, value in kept.items():
-                setattr(strategy, name, value.value)
+                setattr(strategy, name, value)
 
     def abandon(self, back: Collection[int] = ()) -> None:
         """Record that the states of nodes outside `back` may be newer than the server's state.
@@ -189,18 +189,18 @@ class Federated(RunStrategy, StatisticsAveraging):
         )
         if not run.goes_on:
             flat = flat_record(to_vector(run.arrays))
-            state.arrays = Tagged(with_natives(flat, initial.arrays))
-            self._evaluate(run, 0, run.rounds, state.arrays.value)
+            state.arrays = with_natives(flat, initial.arrays)
+            self._evaluate(run, 0, run.rounds, state.arrays)
         while state.round < run.rounds:
             self._round(compressed, run)
-            self._evaluate(run, state.round, run.rounds, state.arrays.value)
+            self._evaluate(run, state.round, run.rounds, state.arrays)
             self._state_complete()
         compressed.end()
 
     def _round(self, compressed: CompressedGrid, run: Started) -> None:
         """Run one round, with its parts in the order of Flower's `Strategy.start`."""
         result, timeout = run.result, run.timeout
-        number, arrays = self.state.round + 1, self.state.arrays.value
+        number, arrays = self.state.round + 1, self.state.arrays
         messages = self.configure_train(number, arrays, run.train_config, compressed)
         replies = compressed.send_and_receive(messages, timeout=timeout)
         found, metrics = self.aggregate_train(number, replies)
@@ -212,7 +212,7 @@ class Federated(RunStrategy, StatisticsAveraging):
         replies = compressed.send_and_receive(messages, timeout=timeout)
         if (measured := self.aggregate_evaluate(number, replies)) is not None:
             result.evaluate_metrics_clientapp[number] = measured
-        self.state.round, self.state.arrays = number, Tagged(arrays)
+        self.state.round, self.state.arrays = number, arrays
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -252,7 +252,7 @@ class Federated(RunStrategy, StatisticsAveraging):
             used = [means.weight_of(*each) for each in zip(nodes, weights, strict=True)]
             found = {name: mean([each[name] for each in own], used) for name in means.names}
             now, known = (
-                natives_of(self.state.arrays.value),
+                natives_of(self.state.arrays),
                 dict(zip(nodes, weights, strict=True)),
             )
             mixed |= {n: FlatArray(a) for n, a in means.update(now, found, known).items()}
@@ -277,15 +277,15 @@ class Federated(RunStrategy, StatisticsAveraging):
         return found
 
 
-def attributes_of(strategy: Strategy) -> dict[str, Tagged]:
+def attributes_of(strategy: Strategy) -> dict[str, Any]:
     """Return a strategy's attributes, without functions, classes and wrapped strategies.
 
     Raises `TypeError` for an attribute that cannot be serialized.
     """
-    found = {name: Tagged(value) for name, value in vars(strategy).items() if not _is_rule(value)}
+    found = {name: value for name, value in vars(strategy).items() if not _is_rule(value)}
     for name, value in found.items():
         try:
-            expect_savable(value.value)
+            expect_savable(value)
         except TypeError as error:
             raise TypeError(f"{type(strategy).__name__}.{name}: {error}") from error
     return found

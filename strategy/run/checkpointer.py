@@ -25,7 +25,8 @@ from edgewire.strategy.run.serialization import StateError, from_bytes, to_bytes
 
 T = TypeVar("T")
 RUN, STRATEGY, GRID, NODES = "run", "strategy", "grid", "nodes"  # parts of a checkpoint
-FREE = ("checkpoint_every", "verbose", "engine", "device")  # options that a resume may change
+# Options that a resume may change. The files may have moved.
+FREE = ("checkpoint_every", "verbose", "engine", "device", "dataset.root", "model.file")
 
 
 @runtime_checkable
@@ -180,24 +181,17 @@ class RunCheckpointer:
 
 def config_words(config: Config) -> str:
     """Return a configuration as JSON, without the options that a resume may change (`FREE`)."""
-    plain = {key: value for key, value in asdict(config).items() if key not in FREE}
+    plain = asdict(config)
+    for key in FREE:
+        group, _, name = key.rpartition(".")
+        del (plain[group] if group else plain)[name]
     return json.dumps(plain, sort_keys=True, default=str)
 
 
 def expect_same_config(folder: Path, config: Config, before: dict[str, Any], nodes: bool) -> None:
-    """Raise `ConfigError` if two configurations differ; `nodes`: whether `nodes=` is compared.
-
-    An option that an earlier version did not have had its default, which is None in a group.
-    """
+    """Raise `ConfigError` if two configurations differ; `nodes`: whether `nodes=` is compared."""
     now = json.loads(config_words(config))
-    before = {"fidelity": Config.fidelity, **before}
-    for whole in (now, before):
-        for group, key in (("dataset", "root"), ("model", "file")):  # the files may have moved
-            whole.get(group, {}).pop(key, None)
-        for key, value in whole.items():
-            if isinstance(value, dict):
-                whole[key] = {name: each for name, each in value.items() if each is not None}
-    for key in sorted(set(now) | set(before)):
+    for key in sorted({*now, *before}):
         if now.get(key) != before.get(key) and (nodes or key != "nodes"):
             raise ConfigError(
                 f"resume={folder}: the run has another {key}= there ({before.get(key)}): it goes "
