@@ -127,6 +127,38 @@ def codec_of(config: Config) -> Codec:
     return _codec("compression", asdict(config.compression))
 
 
+@dataclass(frozen=True)
+class Codecs:
+    """The codecs of both directions between server and nodes, and the seed of a run.
+
+    `uplink`: the nodes' codec. `downlink`: the codec of the server's updates; None: the server
+    sends whole models. `seed`: the seed of the codecs' random numbers, and of the choice of nodes.
+    `from_seed`: True if the nodes make the model before training from the run's seed.
+    `compact_records`: True if the records beside the payloads are sent in compact form.
+    """
+
+    uplink: Codec | None = None
+    downlink: Codec | None = None
+    seed: int = 0
+    from_seed: bool = False
+    compact_records: bool = False
+
+    @property
+    def contextual(self) -> bool:
+        """Whether the index sets of either direction are coded by context."""
+        codecs = (self.uplink, self.downlink)
+        return any(codec is not None and codec.coder.contextual for codec in codecs)
+
+
+NO_CODECS = Codecs()
+
+
+def codecs_of(config: Config) -> Codecs:
+    """Return a run's codecs. Raises `ConfigError` like `codec_of` and `downlink_of`."""
+    seeded, compact = config.downlink.from_seed, config.compact_records
+    return Codecs(codec_of(config), downlink_of(config), config.seed, seeded, compact)
+
+
 def gradients_of(config: Config) -> Codec:
     """Return the codec for the gradients of activations, if a model is divided among nodes.
 

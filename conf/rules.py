@@ -34,29 +34,16 @@ Rows = dict[str, Any]  # by the error's text, a condition that is true if the ch
 class Choice:
     """What a run has chosen.
 
-    `strategy`: the object that the configuration names. `uplink`, `downlink`, `gradients`: the
-    codecs; `downlink` is None if the server sends whole models. `local`, `objective`: as the
-    configuration names them.
+    `strategy`, `local`, `objective`: the objects that the configuration names. `codecs`: the
+    `Codecs` of a run. `gradients`: the codec of a cut model's gradients.
     """
 
     config: Config
     strategy: Any
-    uplink: Codec
-    downlink: Codec | None
+    codecs: Any
     gradients: Codec
     local: LocalAlgorithm
     objective: Objective
-
-    @property
-    def contextual(self) -> bool:
-        """Whether the index sets of either direction are coded by context."""
-        codecs = (self.uplink, self.downlink)
-        return any(codec is not None and codec.coder.contextual for codec in codecs)
-
-    @property
-    def exact_down(self) -> bool:
-        """Whether nodes get the server's model without an error."""
-        return self.downlink is None or self.downlink.exact
 
     @property
     def repeats_steps(self) -> bool:
@@ -182,13 +169,14 @@ def _updates(c: Choice, s: Any) -> Rows:
 
 
 def _averaging(c: Choice, s: Any) -> Rows:
-    among, mask, follow, down = s.participation, s.mask_received, s.follow, c.downlink
+    among, mask, follow, down = s.participation, s.mask_received, s.follow, c.codecs.downlink
+    exact = down is None or down.exact  # nodes get the server's model without an error
     return {
         "strategy: mask_received goes with compression=cesgd or esgd, downlink=average": mask
-        and (down is None or not c.uplink.sparsifier.repeats),
+        and (down is None or not c.codecs.uplink.sparsifier.repeats),
         "strategy: mask_received goes with follow=steps": mask and follow != "steps",
         "strategy: mask_received does not go with compression.exact=": mask
-        and c.uplink.exact_names,
+        and c.codecs.uplink.exact_names,
         **_trained(c.config.nodes, among),
         **_updates(c, s),
         **_deadline(c, s, s.planning),
@@ -196,11 +184,11 @@ def _averaging(c: Choice, s: Any) -> Rows:
         **_sums(c, s),
         **_momenta(c, s),
         "coder=context is for nodes whose model is the server's: with "
-        f"strategy.mask_received=true, {ENTROPY}": mask and c.contextual,
+        f"strategy.mask_received=true, {ENTROPY}": mask and c.codecs.contextual,
         f"strategy.follow={follow} needs a lossy downlink, because a lossless one sends whole "
-        "models: choose one such as downlink=topk": follow != "steps" and c.exact_down,
+        "models: choose one such as downlink=topk": follow != "steps" and exact,
         "coder=context is for changes of the model: with strategy.follow=weights, "
-        f"{ENTROPY}": follow == "weights" and c.contextual,
+        f"{ENTROPY}": follow == "weights" and c.codecs.contextual,
         "strategy.follow=weights sends the model in every round, also before training: "
         "give downlink.from_seed=false": follow == "weights" and c.config.downlink.from_seed,
     }
@@ -213,13 +201,13 @@ def _deadline(c: Choice, s: Any, plans: Any) -> Rows:
             "strategy.least_factor=, most_factor= and most_bits= bound the plans for a deadline: "
             "give strategy.deadline= too": plans != type(plans)()
         }
-    timeout, scalable = c.config.timeout, c.uplink.sparsifier.scalable
+    timeout, scalable = c.config.timeout, c.codecs.uplink.sparsifier.scalable
     return {
         f"strategy.deadline={plans.deadline:g} is later than the end of a round: give timeout= a "
         f"larger value than {timeout:g}": plans.deadline > timeout,
         "strategy.most_bits= is for a quantizer that can take more bits: give "
         "compression.quantizer=lloyd or eden, with fewer bits than the most": plans.most_bits
-        and not c.uplink.quantizer.finer_by(1),
+        and not c.codecs.uplink.quantizer.finer_by(1),
         "strategy.deadline= plans local steps and densities: give strategy.update=delta "
         "or compression=topk": s.update == "gradient" and not (scalable or plans.most_bits),
         "strategy.most_factor= is for a density: give compression=topk": plans.most_factor > 1
@@ -245,7 +233,7 @@ def _sums(c: Choice, s: Any) -> Rows:
     the same weight in every round, and the nodes get the whole mean in the end.
     """
     among, how, follow = s.participation, s.aggregation, s.follow
-    forgets = c.downlink is not None and not c.downlink.sends_all
+    forgets = c.codecs.downlink is not None and not c.codecs.downlink.sends_all
     wrong = {
         "strategy.fraction_train=1": among.fraction_train != 1,
         "strategy.quorum=1": among.quorum != 1,
@@ -264,7 +252,7 @@ def _momenta(c: Choice, s: Any) -> Rows:
     """Return the rows of an optimiser to which nodes send momenta."""
     wrong = {
         "strategy.update=gradient": s.update != "gradient",
-        "a downlink= other than full": c.downlink is None,
+        "a downlink= other than full": c.codecs.downlink is None,
         "strategy.follow=steps": s.follow != "steps",
         "strategy.mask_received=false": s.mask_received,
     }
@@ -311,7 +299,7 @@ def _pipeline(c: Choice, s: Any) -> Rows:
         and flow.schedule == "async",
         "strategy: micro_batches goes with schedule=pipeline": several
         and flow.schedule == "sequential",
-        "strategy: activations go down as they came up: downlink=full": c.downlink is not None,
+        "strategy: activations go down as they came up: downlink=full": c.codecs.downlink,
         **_recorded(c, s),
         "a cut model's nodes step with each mini-batch: drop local_steps= and local_epochs=": (
             config.local_steps is not None or config.local_epochs != 1
@@ -350,8 +338,8 @@ def _check_receivers(c: Choice) -> None:
     updates = "gradients" if gradients else "models"
     known = getattr(c.strategy, "knows_context", False)
     for group, codec, receiver in (
-        ("compression", c.uplink, "sums" if sums else updates),
-        ("downlink", c.downlink, updates if c.repeats_steps else "differences"),
+        ("compression", c.codecs.uplink, "sums" if sums else updates),
+        ("downlink", c.codecs.downlink, updates if c.repeats_steps else "differences"),
         ("gradients", c.gradients, "gradients"),
     ):
         try:
@@ -368,8 +356,8 @@ def _messages(c: Choice) -> Rows:
         "compact_records=true is for messages with models: give compact_records=false with a "
         "model that is cut over nodes": cut and c.config.compact_records,
         "coder=context is for a downlink that sends changes, because they make the context: "
-        f"choose one such as downlink=topk, or {ENTROPY}": c.contextual
-        and (c.downlink is None or (c.downlink.exact and not c.repeats_steps)),
+        f"choose one such as downlink=topk, or {ENTROPY}": c.codecs.contextual
+        and (c.codecs.downlink is None or (c.codecs.downlink.exact and not c.repeats_steps)),
         "gradients= is for activations' gradients, of a model that is cut over nodes: "
         "it goes with strategy=synthetic_gradients or split_backprop": not cut
         and not c.gradients.exact,

@@ -18,13 +18,12 @@ from edgewire.compression.flower.replica import MODEL
 from edgewire.compression.flower.server.inbox import ReceivedUpdate
 from edgewire.compression.flower.server.version_tracker import ModelUpdate
 from edgewire.compression.validation import FOREVER
+from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.strategy.aggregation import MeanState, SparseMean, mean_of
 from edgewire.strategy.base import (
     FLOWER,
-    NO_CODECS,
     STEP_MESSAGE,
-    Codecs,
     ParameterServer,
     Started,
     expect_positive,

@@ -11,7 +11,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from edgewire.compression.codec import Codec
 from edgewire.compression.flower import Traffic
 from edgewire.compression.flower.headers import HEADER
 from edgewire.compression.flower.message_size import measured
@@ -24,6 +23,7 @@ from edgewire.compression.flower.server.failure_policy import (
 )
 from edgewire.compression.flower.server.inbox import NOT_OPEN
 from edgewire.compression.screening import Screening
+from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.schema import Config
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.run.serialization import from_bytes, to_bytes
@@ -42,32 +42,6 @@ class ServerState:
     traffic: Traffic = field(default_factory=Traffic)
     train_metrics: dict[str, float] | None = None
     failures: FailurePolicyState = field(default_factory=FailurePolicyState)
-
-
-@dataclass(frozen=True)
-class Codecs:
-    """The codecs of a strategy that compresses messages itself, and its random seed.
-
-    `uplink`: the nodes' codec. `downlink`: the codec of the server's updates; None: the server
-    sends whole models. `seed`: the seed of the codecs' random numbers, and of the choice of nodes.
-    `from_seed`: True if the nodes make the model before training from the run's seed.
-    `compact_records`: True if the records beside the payloads are sent in compact form.
-    """
-
-    uplink: Codec | None = None
-    downlink: Codec | None = None
-    seed: int = 0
-    from_seed: bool = False
-    compact_records: bool = False
-
-    @property
-    def contextual(self) -> bool:
-        """Whether the index sets of either direction are coded by context."""
-        codecs = (self.uplink, self.downlink)
-        return any(codec is not None and codec.coder.contextual for codec in codecs)
-
-
-NO_CODECS = Codecs()
 
 
 class Started(NamedTuple):

@@ -13,7 +13,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import QFedAvg, Strategy
 
-from edgewire.compression.codec import Codec
 from edgewire.compression.flower import (
     CompressedGrid,
     FailureLimits,
@@ -33,6 +32,7 @@ from edgewire.compression.flower.server.reply_checks import ROUNDING
 from edgewire.compression.flower.server.session import InitialModel
 from edgewire.compression.flower.server.statistics_averaging import mean, values_of_array, wrapped
 from edgewire.compression.screening import Screening
+from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.strategy.aggregation import NodeMeans
 from edgewire.strategy.base import RunStrategy, Started
 from edgewire.strategy.node_sums import take_keys, totals
@@ -96,9 +96,6 @@ class Federated(RunStrategy, StatisticsAveraging):
     Flower's strategies sample nodes with Python's global random generator. While one of their
     methods runs, that generator has the state of this class's own one, which is seeded before each
     round's sampling. So the sample depends only on the seed and the round.
-
-    `from_seed`: True if the nodes make the model before training from the run's seed.
-    `compact_records`: True if the records beside the payloads are sent in compact form.
     """
 
     State = FederatedState
@@ -107,23 +104,17 @@ class Federated(RunStrategy, StatisticsAveraging):
     def __init__(
         self,
         strategy: Strategy,
-        downlink: Codec | None,
-        seed: int,
-        uplink: Codec | None = None,
+        codecs: Codecs = NO_CODECS,
         screening: Screening | None = None,
         objective: Objective | None = None,
-        *,
-        from_seed: bool = False,
-        compact_records: bool = False,
     ) -> None:
         super().__init__(strategy)
         metrics = {"train": TRAINED, "evaluate": (LOSS, EXAMPLES)}
         self._bounds = {} if objective is None else objective.bounds
         self._defined = None if objective is None else partial(objective.defined, samples=1)
         sums = {} if self._defined is None else {"evaluate": self._defined}
-        self._replies = ReplyRules(uplink, metrics=metrics, bounds=self._bounds, sums=sums)
-        self._downlink, self._seed, self._from_seed = downlink, seed, from_seed
-        self._screening, self._compact_records = screening, compact_records
+        self._replies = ReplyRules(codecs.uplink, metrics=metrics, bounds=self._bounds, sums=sums)
+        self._codecs, self._screening = codecs, screening
         self._random = random.Random()  # what the strategy draws from
         self._trained: MetricRecord | None = None
 
@@ -171,21 +162,19 @@ class Federated(RunStrategy, StatisticsAveraging):
 
     def _train(self, run: Started) -> None:
         """Run the strategy's rounds with a flat model."""
-        initial, state = self.initial or NONE, self.state
-        self._layout = layout_of(run.arrays)
+        initial, state, codecs = self.initial or NONE, self.state, self._codecs
+        layout = layout_of(run.arrays)
         compressed = CompressedGrid(
             run.grid,
-            downlink=self._downlink,
-            seed=self._seed,
+            downlink=codecs.downlink,
+            seed=codecs.seed,
             screening=self._screening,
             replies=self._replies,
             failures=FailureLimits(few=MAX_CONSECUTIVE_FAILURES),
-            model=InitialModel.of(
-                self._layout, run.arrays, self.initial, from_seed=self._from_seed
-            ),
+            model=InitialModel.of(layout, run.arrays, self.initial, from_seed=codecs.from_seed),
             traffic=self.traffic,
             state=state.grid,
-            compact_records=self._compact_records,
+            compact_records=codecs.compact_records,
         )
         if not run.goes_on:
             flat = flat_record(to_vector(run.arrays))
@@ -218,7 +207,7 @@ class Federated(RunStrategy, StatisticsAveraging):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Configure training with the round's own draws."""
-        self._random.seed(f"{self._seed} {server_round} train")
+        self._random.seed(f"{self._codecs.seed} {server_round} train")
         with global_random(self._random):
             return list(super().configure_train(server_round, arrays, config, grid))
 
@@ -226,7 +215,7 @@ class Federated(RunStrategy, StatisticsAveraging):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Configure evaluation with the round's own draws."""
-        self._random.seed(f"{self._seed} {server_round} evaluate")
+        self._random.seed(f"{self._codecs.seed} {server_round} evaluate")
         with global_random(self._random):
             return list(super().configure_evaluate(server_round, arrays, config, grid))
 

@@ -28,13 +28,12 @@ from edgewire.compression.flower.message_size import size_of
 from edgewire.compression.flower.records import values_of
 from edgewire.compression.flower.replica import ACTIVITY, MODEL, VERSION
 from edgewire.compression.flower.server.inbox import ReceivedUpdate, count_received
+from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.strategy.aggregation import SparseMean
 from edgewire.strategy.base import (
     FLOWER,
-    NO_CODECS,
     STEP_MESSAGE,
-    Codecs,
     ParameterServer,
     Started,
 )

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from edgewire.conf.build import server_optimizer_of
-from edgewire.conf.check import build, check_target, checked_target, parameters_of
+from edgewire.conf.check import Codecs, build, check_target, checked_target, parameters_of
 from edgewire.conf.classes import GROUPS, HERE, KINDS, is_ours, target_of
 from edgewire.conf.load import compose_config, load_config, to_config
 from edgewire.conf.schema import OWN, ConfigError
 from edgewire.conf.trust import NodeGrants, confine
-from edgewire.strategy.base import Codecs
 from edgewire.strategy.synchronous import Participation, SparseAveraging
 from edgewire.task.local import LocalAlgorithm
 from tests.conf.hostile import (

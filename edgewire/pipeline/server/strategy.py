@@ -7,6 +7,7 @@ from edgewire.compression.flower import flat_record, to_vector
 from edgewire.compression.flower.native_tensors import with_natives
 from edgewire.compression.validation import expect_kinds
 from edgewire.conf.build import objective_of
+from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.schema import Config
 from edgewire.pipeline.cuts import NO_LABELS, Plan, is_classifier, plan_of
 from edgewire.pipeline.server.dispatcher import Dispatcher
@@ -20,8 +21,6 @@ from edgewire.pipeline.server.schedule import (
 from edgewire.pipeline.server.state import LOST, PipelineState
 from edgewire.strategy.base import (
     FLOWER,
-    NO_CODECS,
-    Codecs,
     ParameterServer,
     Started,
     expect_positive,
