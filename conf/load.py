@@ -15,7 +15,7 @@ from typing import Any, cast
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from edgewire.conf.check import check_targets, check_values, expect_declared, expect_keys
@@ -222,4 +222,18 @@ def compose_config(
     """
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(folder), version_base="1.3"):
-        return compose(name, overrides=overrides, return_hydra_config=hydra)
+        found = compose(name, overrides=overrides, return_hydra_config=True)
+    name_algorithm(found, found.hydra.runtime.choices)
+    if not hydra:
+        with open_dict(found):
+            del found["hydra"]
+    return found
+
+
+def name_algorithm(composed: DictConfig, choices: Mapping[str, str]) -> None:
+    """Set `algorithm` to the chosen preset; a saved configuration has no choice and keeps its name.
+
+    `choices`: Hydra's, by group.
+    """
+    if (name := choices.get("algorithm")) and "algorithm" in composed:
+        composed.algorithm = name

@@ -172,21 +172,18 @@ def _jobs(words: Sequence[str], sweep: bool) -> list[list[str]]:
     from omegaconf import OmegaConf
 
     from edgewire.conf.load import HERE
-    from edgewire.conf.sweeper import jobs_of, split_case
+    from edgewire.conf.sweeper import jobs_of
 
     overrides = [word for word in words if not re.match(r"[+~]*hydra[./]", word)]
     if not sweep:
         return [overrides]
-    parser = OverridesParser.create()
-    line = parser.parse_overrides(overrides)
+    line = OverridesParser.create().parse_overrides(overrides)
     name = next((each.value() for each in line if each.key_or_group == "experiment"), None)
     if name is not None and not (HERE / "experiment" / f"{name}.yaml").is_file():
         raise Wrong(f"there is no experiment={name}")
     file = OmegaConf.load(HERE / "experiment" / f"{name}.yaml") if name else OmegaConf.create()
     sweeper: Any = OmegaConf.to_container(OmegaConf.select(file, "hydra.sweeper") or file)
-    params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-    cases = [parser.parse_overrides(split_case(case)) for case in sweeper.get("cases") or ()]
-    jobs = jobs_of(cases or [[]], parser.parse_overrides(params), line)
+    jobs = jobs_of(sweeper, line)
     return jobs[:: max(len(jobs) // JOBS, 1)][:JOBS]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgewire.compression.base import Indices, Vector
+from edgewire.compression.flower.headers import EXAMPLES, STEPS
 from edgewire.compression.flower.native_tensors import (
     NONE,
     Arrays,
@@ -20,12 +21,14 @@ from edgewire.compression.flower.server.statistics_averaging import median
 from edgewire.compression.flower.server.statistics_screen import StatisticsSplit
 from edgewire.compression.layout import Layout
 from edgewire.compression.scatter import add_at
-from edgewire.strategy.robust_aggregation import RobustMean
+from edgewire.conf.option_group import OptionGroup, bounded
+from edgewire.strategy.robust_aggregation import ABSENT, KINDS, RobustMean
 from edgewire.strategy.update_mean import UpdateMean
 
 # If the updates have fewer than 1 / _SORTED of all entries, sorting their indices is faster than
 # marking them in a mask.
 _SORTED = 32
+WEIGHTS = (EXAMPLES, STEPS)  # metrics that every node reports
 
 
 @dataclass
@@ -126,6 +129,48 @@ class SparseMean(UpdateMean):
         return None if len(union) == len(self._sum) else union
 
 
+@dataclass(frozen=True)
+class Aggregation(OptionGroup):
+    """Says how the server combines the updates of a round.
+
+    `weighted_by_key`: the metric with a node's weight in the mean; None: equal weights. `mean`:
+    "mean", "median", "trimmed", or an object of one's own. With a median or a trimmed mean, a few
+    bad nodes have little influence. An object combines the updates alone: BatchNorm's statistics
+    and native tensors become their weighted mean. `trim`, `absent`: the parameters of `RobustMean`,
+    which computes a median and a trimmed mean. `sender_exponent`: of `SparseMean`; only for
+    `mean="mean"`.
+    """
+
+    weighted_by_key: str | None = bounded(None, one_of=WEIGHTS)
+    mean: str | UpdateMean = bounded("mean", one_of=KINDS, or_a=UpdateMean)  # noqa: RUF009  # a field
+    trim: float = bounded(0.2, at_least=0, below=0.5)
+    absent: str = bounded("zero", one_of=ABSENT)
+    sender_exponent: float = bounded(0.0, at_least=0, at_most=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sender_exponent and self.mean != "mean":
+            name, cure = self.mean, "give absent="
+            if isinstance(name, UpdateMean):
+                name, cure = type(name).__name__, "drop it"
+            raise ValueError(f"sender_exponent does not go with mean={name}: {cure}")
+
+    @property
+    def kind(self) -> str:
+        """How the server averages statistics and native tensors: one of `KINDS`."""
+        return self.mean if isinstance(self.mean, str) else "mean"
+
+    def mean_of(self, size: int) -> UpdateMean:
+        """Return the mean of updates of `size` entries."""
+        if isinstance(self.mean, UpdateMean):
+            self.mean.begin(size)
+            return self.mean
+        if self.mean == "mean":
+            return SparseMean(size, sender_exponent=self.sender_exponent)
+        return RobustMean(size, self.mean, trim=self.trim, absent=self.absent)
+
+
+EQUAL = Aggregation()  # the mean with equal weights
 Shares = NDArray[np.float32] | np.float32 | float
 STATISTICS = ""  # the name of BatchNorm's statistics among the reported tensors
 

@@ -163,7 +163,7 @@ class Federated(RunStrategy, StatisticsAveraging):
     def _train(self, run: Started) -> None:
         """Run the strategy's rounds with a flat model."""
         initial, state, codecs = self.initial or NONE, self.state, self._codecs
-        layout = layout_of(run.arrays)
+        self._layout = layout_of(run.arrays)  # `StatisticsAveraging` takes it
         compressed = CompressedGrid(
             run.grid,
             downlink=codecs.downlink,
@@ -171,7 +171,9 @@ class Federated(RunStrategy, StatisticsAveraging):
             screening=self._screening,
             replies=self._replies,
             failures=FailureLimits(few=MAX_CONSECUTIVE_FAILURES),
-            model=InitialModel.of(layout, run.arrays, self.initial, from_seed=codecs.from_seed),
+            model=InitialModel.of(
+                self._layout, run.arrays, self.initial, from_seed=codecs.from_seed
+            ),
             traffic=self.traffic,
             state=state.grid,
             compact_records=codecs.compact_records,

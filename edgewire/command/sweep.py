@@ -131,13 +131,11 @@ def may_begin(folder: Path) -> bool:
 
 def count_jobs(config: DictConfig) -> int | None:
     """Return the number of a sweep's jobs; None if its options are wrong."""
-    from edgewire.conf.sweeper import jobs_of, split_case  # here, because it searches all plugins
+    from edgewire.conf.sweeper import jobs_of  # here, because it searches all plugins
 
-    sweeper, parse = config.hydra.sweeper, OverridesParser.create().parse_overrides
-    params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     try:
-        cases = [parse(split_case(case)) for case in sweeper.get("cases") or ()] or [[]]
-        return len(jobs_of(cases, parse(params), parse(config.hydra.overrides.task)))
+        line = OverridesParser.create().parse_overrides(config.hydra.overrides.task)
+        return len(jobs_of(config.hydra.sweeper, line))
     except Exception:  # the sweeper itself reports the mistake
         return None
 
