@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -64,7 +64,11 @@ def server_data_of(config: Config) -> Data:
             from edgewire.task.datasets.table import without_rows  # pyarrow is for tables alone
 
             return without_rows(d.own["columns"])
-        data = without_photos(d.classes or (), d.size) if photos else _without_data(d.classes)
+        if photos:
+            data = without_photos(d.classes or (), d.size)
+        else:  # nobody here knows the shape of a sample
+            empty = Split(torch.empty(0))
+            data = Data(empty, empty, classes=len(set(d.classes or ())))
         return by_themselves(data) if d.per_image else data
     except TaskError as error:
         if not photos or d.classes:
@@ -77,12 +81,6 @@ def server_data_of(config: Config) -> Data:
 def _is_given(root: str | None) -> bool:
     """Return whether the user gave this `dataset.root`: `confine_data` may have set it."""
     return root not in (None, NodeGrants.of({}).data)
-
-
-def _without_data(classes: Sequence[str] | None) -> Data:
-    """Return a data set without samples, of which nobody here knows the shape."""
-    empty = Split(torch.empty(0))
-    return Data(empty, empty, classes=len(set(classes or ())))
 
 
 def by_themselves(data: Data) -> Data:

@@ -25,9 +25,6 @@ from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.strategy.robust_aggregation import ABSENT, KINDS, RobustMean
 from edgewire.strategy.update_mean import UpdateMean
 
-# If the updates have fewer than 1 / _SORTED of all entries, sorting their indices is faster than
-# marking them in a mask.
-_SORTED = 32
 WEIGHTS = (EXAMPLES, STEPS)  # metrics that every node reports
 
 
@@ -119,13 +116,11 @@ class SparseMean(UpdateMean):
         """Return the increasing union of all added indices; None if it holds all n entries."""
         if len(self._state.sets) == 1:
             union = self._state.sets[0]
-        elif sum(map(len, self._state.sets)) * _SORTED < len(self._sum):
-            union = np.unique(np.concatenate(self._state.sets))
         else:
             for indices in self._state.sets:
                 self._mark[indices] = True
             union = np.flatnonzero(self._mark).astype(np.uint32)
-            self._mark.fill(False)
+            self._mark[union] = False
         return None if len(union) == len(self._sum) else union
 
 

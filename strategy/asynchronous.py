@@ -267,7 +267,7 @@ class Pushes(Server):
             if sent.node in grid.get_node_ids():
                 self._send(sent.node)
             else:
-                self._scheduler.remove(sent.node)
+                state.scheduler.known.discard(sent.node)
                 state.next_look = min(state.next_look, grid.next_look)
         if grid.now >= state.next_look:
             here = grid.get_node_ids()
@@ -291,7 +291,8 @@ class Pushes(Server):
         (`FailurePolicy.failed`).
         """
         self._strategy.failures.leave_out(node, reason)
-        self._strategy.failures.failed(node, self._scheduler.known, "of every node", reason)
+        known = self._state.scheduler.known
+        self._strategy.failures.failed(node, known, "of every node", reason)
 
     def _deadline(self) -> float:
         """Return the time until which to wait for a reply."""
@@ -304,8 +305,8 @@ class Pushes(Server):
         """Send a node the newest model."""
         state, strategy = self._state, self._strategy
         count = self._scheduler.next(node)
-        deltas = self.deltas
-        self.offer(count, crowded=deltas is not None and deltas.crowded(len(self._scheduler)))
+        deltas, known = self.deltas, len(state.scheduler.known)
+        self.offer(count, crowded=deltas is not None and deltas.crowded(known))
         header = DownlinkHeader(count, workers=strategy.buffer)
         orders = TrainConfig(self._lr, count, strategy.proximal_mu)
         ((message, model_update),) = self.session.messages(

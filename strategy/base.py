@@ -143,26 +143,18 @@ class RunStrategy(Strategy):
         its place. `timeout`: the most seconds of one round, or to wait for the reply to a message.
         The server reads `train_config["lr"]` for every message, so `evaluate_fn` may change it.
         """
-        config, evaluated = train_config or ConfigRecord({"lr": 0.1}), evaluate_config
+        train, evaluate = train_config or ConfigRecord({"lr": 0.1}), evaluate_config
         goes_on, self._goes_on = self._goes_on, False
         if not goes_on:
             self.state = self.State()
         FLOWER.info("Starting %s strategy:", type(getattr(self, "strategy", self)).__name__)
         self.summary()
         result = Result()
-        self._train(
-            Started(
-                grid,
-                initial_arrays,
-                num_rounds,
-                timeout,
-                config,
-                evaluated or ConfigRecord(),
-                evaluate_fn,
-                goes_on,
-                result,
-            )
+        configs = train, evaluate or ConfigRecord()
+        run = Started(
+            grid, initial_arrays, num_rounds, timeout, *configs, evaluate_fn, goes_on, result
         )
+        self._train(run)
         return result
 
     @abstractmethod

@@ -2,15 +2,14 @@
 
 import math
 import random
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isroutine
 from typing import Any, cast
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import QFedAvg, Strategy
 
 from edgewire.compression.flower import (
@@ -192,34 +191,28 @@ class Federated(RunStrategy, StatisticsAveraging):
         """Run one round, with its parts in the order of Flower's `Strategy.start`."""
         result, timeout = run.result, run.timeout
         number, arrays = self.state.round + 1, self.state.arrays
-        messages = self.configure_train(number, arrays, run.train_config, compressed)
+        asked = number, arrays, run.train_config, compressed
+        messages = self._drawn("train", self.configure_train, *asked)
         replies = compressed.send_and_receive(messages, timeout=timeout)
         found, metrics = self.aggregate_train(number, replies)
         if found is not None:
             result.arrays = arrays = found
         if metrics is not None:
             result.train_metrics_clientapp[number] = metrics
-        messages = self.configure_evaluate(number, arrays, run.evaluate_config, compressed)
+        asked = number, arrays, run.evaluate_config, compressed
+        messages = self._drawn("evaluate", self.configure_evaluate, *asked)
         replies = compressed.send_and_receive(messages, timeout=timeout)
         if (measured := self.aggregate_evaluate(number, replies)) is not None:
             result.evaluate_metrics_clientapp[number] = measured
         self.state.round, self.state.arrays = number, arrays
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Configure training with the round's own draws."""
-        self._random.seed(f"{self._codecs.seed} {server_round} train")
+    def _drawn(
+        self, what: str, configure: Callable[..., Iterable[Message]], number: int, *arguments: Any
+    ) -> list[Message]:
+        """Return the messages of a method of the strategy, which gets the round's own draws."""
+        self._random.seed(f"{self._codecs.seed} {number} {what}")
         with global_random(self._random):
-            return list(super().configure_train(server_round, arrays, config, grid))
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Configure evaluation with the round's own draws."""
-        self._random.seed(f"{self._codecs.seed} {server_round} evaluate")
-        with global_random(self._random):
-            return list(super().configure_evaluate(server_round, arrays, config, grid))
+            return list(configure(number, *arguments))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -235,18 +228,14 @@ class Federated(RunStrategy, StatisticsAveraging):
         self, reports: list[dict[str, Array]], weights: list[float], nodes: list[int]
     ) -> dict[str, Array]:
         """Average the hidden tensors by name, some of them over all nodes (`NodeMeans`)."""
-        vectors, known = (self.initial or NONE).vectors, self.state.weights
-        means = NodeMeans(vectors, known)
+        means = NodeMeans((self.initial or NONE).vectors, self.state.weights)
         own = [{n: values_of_array(r.pop(n)) for n in means.names} for r in reports]
         mixed = super()._mix(reports, weights, nodes)
         if means.names:
             used = [means.weight_of(*each) for each in zip(nodes, weights, strict=True)]
             found = {name: mean([each[name] for each in own], used) for name in means.names}
-            now, known = (
-                natives_of(self.state.arrays),
-                dict(zip(nodes, weights, strict=True)),
-            )
-            mixed |= {n: FlatArray(a) for n, a in means.update(now, found, known).items()}
+            now, new = natives_of(self.state.arrays), dict(zip(nodes, weights, strict=True))
+            mixed |= {n: FlatArray(a) for n, a in means.update(now, found, new).items()}
         return mixed
 
     def aggregate_evaluate(

@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
+from flwr.app import ArrayRecord
 
 from edgewire.compression.flower import flat_record, to_vector
-from edgewire.compression.flower.native_tensors import natives_of, with_natives
+from edgewire.compression.flower.native_tensors import with_natives
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.base import RunStrategy
 from edgewire.strategy.lr_schedule import ScheduleState
@@ -48,18 +47,17 @@ class RunState:
     """The state of a `Run`, as a checkpoint holds it.
 
     `config`: the run's configuration as JSON. `stepped`: the number of rounds that the learning
-    rate's schedule has counted. `model`: the model of the last row in `history.jsonl`, float32
-    (n,). `measured`: whether this model was evaluated. `natives`: the tensors of this model that
-    are sent in their own dtype. `nodes`: what each node has done.
+    rate's schedule has counted. `model`: the model of the last row in `history.jsonl`: a flat
+    vector, and tensors in their own dtype. `measured`: whether this model was evaluated. `nodes`:
+    what each node has done.
     """
 
     config: str
     stepped: int
     schedule: ScheduleState
     records: RunLogState
-    model: NDArray[np.float32]
+    model: ArrayRecord
     measured: bool
-    natives: dict[str, NDArray[Any]]
     nodes: NodeLogState
 
 
@@ -126,15 +124,16 @@ class RunCheckpointer:
 
     def _state(self) -> RunState:
         run = self._run
-        newest = None if run.newest is None else to_vector(run.newest)
+        newest = run.newest
+        if newest is None:
+            newest = with_natives(flat_record(run.model.state.detach().cpu().numpy()), run.natives)
         return RunState(
             config_words(run.config),
             run.stepped,
             run.schedule.state,
             run.records.save(),
-            run.model.state.detach().cpu().numpy() if newest is None else newest,
-            newest is None,
-            run.natives if run.newest is None else natives_of(run.newest),
+            newest,
+            run.newest is None,
             run.nodes.save(),
         )
 
@@ -167,13 +166,12 @@ class RunCheckpointer:
                 strategy.abandon(self._nodes.keeping if self._nodes else ())
         except StateError as error:
             raise ConfigError(f"resume={folder}: {error}") from error
-        if state.model.size != run.model.state.numel():
+        if to_vector(state.model).size != run.model.state.numel():
             raise ConfigError(f"resume={folder}: the checkpoint is of another model")
         run.schedule.load(state.schedule)
         run.stepped, run.train_config["lr"] = state.stepped, run.schedule.lr
-        loaded = with_natives(flat_record(state.model), state.natives)
-        run.show(loaded)
-        run.newest = loaded  # the run's end measures it again if no round follows
+        run.show(state.model)
+        run.newest = state.model  # the run's end measures it again if no round follows
         run.records.load(state.records)
         run.nodes.load(state.nodes)
         self._checkpoints.went_on(strategy.done)
