@@ -81,8 +81,7 @@ def check_values(config: Config) -> None:
         _check_fields(config, "")
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    for codec in (codec_of, gradients_of, downlink_of):
-        codec(config)
+    codec_of(config), codec_of(config, "gradients"), downlink_of(config)
     if config.network.loss and config.timeout >= FOREVER:
         raise ConfigError(
             f"network.loss={config.network.loss:g} needs a timeout=, the virtual seconds after "
@@ -122,9 +121,12 @@ def _check_fields(node: Any, prefix: str) -> None:
             raise ValueError(f"{key} must be a list of names: {key}=[NAME,NAME]")
 
 
-def codec_of(config: Config) -> Codec:
-    """Return the nodes' codec. Raises `ConfigError` for unknown methods or options."""
-    return _codec("compression", asdict(config.compression))
+def codec_of(config: Config, group: str = "compression") -> Codec:
+    """Return the nodes' codec, or that for gradients of a cut model's activations (`gradients`).
+
+    Raises `ConfigError` for unknown methods or options.
+    """
+    return _codec(group, asdict(getattr(config, group)))
 
 
 @dataclass(frozen=True)
@@ -157,14 +159,6 @@ def codecs_of(config: Config) -> Codecs:
     """Return a run's codecs. Raises `ConfigError` like `codec_of` and `downlink_of`."""
     seeded, compact = config.downlink.from_seed, config.compact_records
     return Codecs(codec_of(config), downlink_of(config), config.seed, seeded, compact)
-
-
-def gradients_of(config: Config) -> Codec:
-    """Return the codec for the gradients of activations, if a model is divided among nodes.
-
-    Raises `ConfigError` like `codec_of`.
-    """
-    return _codec("gradients", asdict(config.gradients))
 
 
 def downlink_of(config: Config) -> Codec | None:

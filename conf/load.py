@@ -133,9 +133,7 @@ def _counting(composed: DictConfig) -> DictConfig:
     Call this before values that refer to `rounds`, such as `schedule.T_max`, are resolved.
     """
     pushes = OmegaConf.select(composed, "strategy.pushes")
-    if (
-        not isinstance(pushes, int) or pushes < 1
-    ):  # absent, or an error that `edgewire.conf.check` names
+    if not isinstance(pushes, int) or pushes < 1:  # absent, or the strategy refuses it
         return composed
     return cast(DictConfig, OmegaConf.merge(composed, {"rounds": pushes}))
 

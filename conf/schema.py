@@ -51,6 +51,8 @@ class ConfigError(ValueError):
 class DatasetConfig:
     """The data set and how its images are used (`edgewire.task.datasets`).
 
+    `download`: if true, missing files are downloaded, for MNIST, Fashion-MNIST and CIFAR; `size`:
+    the side of the images in pixels; null: that of the data set, or 32 for your own images;
     `classes`: the names of all classes, for the user's own data; a device's own data may lack some
     of them; `holdout`: the share of a node's samples that the node uses for its own evaluation
     instead of training; `validate`: the share of the training set that replaces the test set; no

@@ -413,11 +413,3 @@ class ReportedTensors(StatisticsSplit):
             state.sums = {n: each for n, each in state.sums.items() if n == STATISTICS}
             state.shares, state.weight, state.nodes = 0.0, 0.0, {}
         self._added = []
-
-
-def mean_of(factor: NDArray[np.float32] | np.float32) -> float:
-    """Return the mean of the factors with which an update is applied; 1 for no factors.
-
-    `factor`: one number, or one number for each parameter.
-    """
-    return float(np.mean(factor)) if np.size(factor) else 1.0

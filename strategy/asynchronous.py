@@ -19,7 +19,7 @@ from edgewire.compression.flower.server.inbox import ReceivedUpdate
 from edgewire.compression.flower.server.version_tracker import ModelUpdate
 from edgewire.compression.validation import FOREVER
 from edgewire.conf.check import NO_CODECS, Codecs
-from edgewire.strategy.aggregation import MeanState, SparseMean, mean_of
+from edgewire.strategy.aggregation import MeanState, SparseMean
 from edgewire.strategy.base import (
     FLOWER,
     STEP_MESSAGE,
@@ -175,7 +175,7 @@ class Asynchronous(ParameterServer):
                 done = self.state.done
                 log.warning("no node is left after %d of %d pushes", done, self.pushes)
                 break
-            self._state_complete()
+            self.on_state_complete()
         run.result.arrays = to_arrays(pushes.model, pushes.layout, pushes.reported.natives)
 
 
@@ -366,7 +366,8 @@ class Pushes(Server):
         self._expect_finite(indices, values, rate)
         state.stale.append(stale)
         of_rate = 1 if strategy.update == "gradient" else rate
-        natives_share = of_rate * mean_of(every) if natives else None
+        mean = float(np.mean(every)) if np.size(every) else 1.0
+        natives_share = of_rate * mean if natives else None
         self.reported.add(
             accepted.statistics, natives, share * of_rate, natives_share=natives_share
         )

@@ -83,7 +83,7 @@ class RunStrategy(Strategy):
         self.initial: Initial | None = None
         self.evaluate_metrics: MetricRecord | None = None
         self.evaluated: dict[str, Any] | None = None
-        self.on_state_complete: Callable[[], None] | None = None
+        self.on_state_complete: Callable[[], None] = lambda: None
         self._goes_on = False  # whether `start` resumes a loaded state
         super().__init__(*wrapped)
 
@@ -160,11 +160,6 @@ class RunStrategy(Strategy):
     @abstractmethod
     def _train(self, run: Started) -> None:
         """Run the whole training; see `start`."""
-
-    def _state_complete(self) -> None:
-        """Call `on_state_complete`, because the state is complete and can be saved."""
-        if self.on_state_complete is not None:
-            self.on_state_complete()
 
     def _evaluate(self, run: Started, done: int, of: int, arrays: ArrayRecord) -> None:
         """Call `evaluate_fn`; put its metrics into the result, and log them as Flower does."""

@@ -7,7 +7,7 @@ from flwr.serverapp.strategy import Strategy
 from edgewire.compression.batchnorm import expect_matches
 from edgewire.compression.layout import Layout
 from edgewire.conf.build import local_of, objective_of
-from edgewire.conf.check import build, codecs_of, gradients_of
+from edgewire.conf.check import build, codec_of, codecs_of
 from edgewire.conf.rules import Choice, check
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.base import ParameterServer, RunStrategy
@@ -32,7 +32,8 @@ def made(config: Config, data: Data | None = None) -> RunStrategy:
     codecs = codecs_of(config)
     if not isinstance(strategy, Strategy):
         strategy = strategy(codecs=codecs)
-    check(Choice(config, strategy, codecs, gradients_of(config), local, objective))
+    gradients = codec_of(config, "gradients")
+    check(Choice(config, strategy, codecs, gradients, local, objective))
     if config.strategy.get("_partial_"):
         if isinstance(strategy, ParameterServer):
             strategy.screening = config.screen

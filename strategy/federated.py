@@ -184,7 +184,7 @@ class Federated(RunStrategy, StatisticsAveraging):
         while state.round < run.rounds:
             self._round(compressed, run)
             self._evaluate(run, state.round, run.rounds, state.arrays)
-            self._state_complete()
+            self.on_state_complete()
         compressed.end()
 
     def _round(self, compressed: CompressedGrid, run: Started) -> None:

@@ -171,7 +171,7 @@ class SparseAveraging(ParameterServer):
                 log.warning("no node is left; %d of %d rounds", self.state.round, run.rounds)
                 break
             self._evaluate(run, self.state.round, run.rounds, rounds.arrays)
-            self._state_complete()
+            self.on_state_complete()
         run.result.arrays = to_arrays(rounds.model, rounds.layout, rounds.reported.natives)
 
 

@@ -4,7 +4,7 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from flwr.app import ArrayRecord
 
@@ -22,7 +22,6 @@ from edgewire.strategy.run.run import Run
 from edgewire.strategy.run.run_log import RunLogState
 from edgewire.strategy.run.serialization import StateError, from_bytes, to_bytes
 
-T = TypeVar("T")
 RUN, STRATEGY, GRID, NODES = "run", "strategy", "grid", "nodes"  # parts of a checkpoint
 # Options that a resume may change. The files may have moved.
 FREE = ("checkpoint_every", "verbose", "engine", "device", "dataset.root", "model.file")

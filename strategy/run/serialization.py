@@ -14,6 +14,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from inspect import signature
 from types import NoneType
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
@@ -42,17 +43,7 @@ AS_ARRAYS: dict[str, Callable[[NDArray[Any]], Any]] = {
     "flat": FlatArray,
     "bytes": lambda array: array.tobytes(),
 }
-ABOUT = (
-    "run_id",
-    "message_id",
-    "src_node_id",
-    "dst_node_id",
-    "reply_to_message_id",
-    "group_id",
-    "created_at",
-    "ttl",
-    "message_type",
-)  # a message's fields, by the names of the arguments of `Metadata`
+ABOUT = tuple(signature(Metadata).parameters)  # the fields of a message's metadata
 
 
 class StateError(ValueError):

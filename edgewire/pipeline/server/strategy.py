@@ -142,7 +142,7 @@ class PipelineStrategy(ParameterServer):
                 run.result.arrays = with_natives(flat_record(model[1]), model[2])
                 self.state.train_metrics = work.means()
                 self._evaluate(run, model[0], run.rounds, run.result.arrays)
-            self._state_complete()
+            self.on_state_complete()
 
     def _warn_of_no_labels(self) -> None:
         assert self.plan is not None
