@@ -145,10 +145,8 @@ class Aggregation(OptionGroup):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sender_exponent and self.mean != "mean":
-            name, cure = self.mean, "give absent="
-            if isinstance(name, UpdateMean):
-                name, cure = type(name).__name__, "drop it"
-            raise ValueError(f"sender_exponent does not go with mean={name}: {cure}")
+            name = self.mean if isinstance(self.mean, str) else type(self.mean).__name__
+            raise ValueError(f"sender_exponent does not go with mean={name}: drop it")
 
     @property
     def kind(self) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from logging import getLogger
 from typing import Any, cast
@@ -304,7 +304,7 @@ class Rounds(Server):
 
     def _read(
         self, nodes: list[int], replies: Mapping[int, Message]
-    ) -> Iterator[tuple[int, ReceivedUpdate | PayloadError]]:
+    ) -> Iterable[tuple[int, ReceivedUpdate | PayloadError]]:
         """Decode the replies of the nodes one by one; an error stands for an unusable reply.
 
         While the usual norms are unknown, all replies are decoded before any is used.
@@ -318,13 +318,12 @@ class Rounds(Server):
             except PayloadError as error:
                 return error
 
-        if self.inbox.screens.knows:
-            yield from ((node, read(node)) for node in nodes)
-            return
-        found = {node: read(node) for node in nodes}
-        self.inbox.observe({n: e for n, e in found.items() if isinstance(e, ReceivedUpdate)})
-        for node in nodes:
-            yield node, found.pop(node)
+        found: Iterable[tuple[int, ReceivedUpdate | PayloadError]]
+        found = ((node, read(node)) for node in nodes)
+        if not self.inbox.screens.knows:
+            found = list(found)
+            self.inbox.observe({n: e for n, e in found if isinstance(e, ReceivedUpdate)})
+        return found
 
     def _measure(
         self,
