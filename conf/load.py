@@ -33,8 +33,6 @@ from edgewire.conf.trust import (
 )
 from edgewire.task.model_file import sha256_of
 
-METHODS = "packages= may register a method that has it"  # a hint for an unknown key
-
 
 def to_config(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
     """Return the typed, checked configuration. Raises `ConfigError` with a one-line message.
@@ -95,7 +93,8 @@ def _own(key: str, node: Any, kind: type[Any]) -> Any:
     target = others.pop("_target_", None) if key in OWN else None
     given = {name: node[name] for name in names if name in node}
     needed = [name for name in names if name in declared()[key]]
-    more = f"{key}._target_= may have more keys" if key in OWN else METHODS
+    more = f"{key}._target_= may have more keys"
+    more = more if key in OWN else "packages= may register a method that has it"
     expect_keys(f"{key}.", [*given, *({} if target else others)], names, needed, more)
     if target is not None and not isinstance(target, str):
         raise ConfigError(f"{key}._target_ must be the dotted name of a function or class")

@@ -45,11 +45,6 @@ class Choice:
     local: LocalAlgorithm
     objective: Objective
 
-    @property
-    def repeats_steps(self) -> bool:
-        """Whether nodes repeat the server's steps, and do not get differences of models."""
-        return getattr(self.strategy, "follow", "") == "steps"
-
 
 def check(choice: Choice) -> None:
     """Raise `ConfigError` for the first row whose condition the choice meets.
@@ -336,9 +331,10 @@ def _check_receivers(c: Choice) -> None:
     gradients = getattr(c.strategy, "update", "") == "gradient" and not (momentum or sums)
     updates = "gradients" if gradients else "models"
     known = getattr(c.strategy, "knows_context", False)
+    steps = getattr(c.strategy, "follow", "") == "steps"
     for group, codec, receiver in (
         ("compression", c.codecs.uplink, "sums" if sums else updates),
-        ("downlink", c.codecs.downlink, updates if c.repeats_steps else "differences"),
+        ("downlink", c.codecs.downlink, updates if steps else "differences"),
         ("gradients", c.gradients, "gradients"),
     ):
         try:
@@ -351,12 +347,13 @@ def _check_receivers(c: Choice) -> None:
 def _messages(c: Choice) -> Rows:
     """Return the rows of every run, after those of its strategy."""
     cut = not getattr(c.strategy, "sends_models", True)
+    steps = getattr(c.strategy, "follow", "") == "steps"  # nodes repeat the server's steps
     return {
         "compact_records=true is for messages with models: give compact_records=false with a "
         "model that is cut over nodes": cut and c.config.compact_records,
         "coder=context is for a downlink that sends changes, because they make the context: "
         f"choose one such as downlink=topk, or {ENTROPY}": c.codecs.contextual
-        and (c.codecs.downlink is None or (c.codecs.downlink.exact and not c.repeats_steps)),
+        and (c.codecs.downlink is None or (c.codecs.downlink.exact and not steps)),
         "gradients= is for activations' gradients, of a model that is cut over nodes: "
         "it goes with strategy=synthetic_gradients or split_backprop": not cut
         and not c.gradients.exact,

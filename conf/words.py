@@ -24,8 +24,6 @@ from omegaconf.errors import OmegaConfBaseException
 from edgewire.conf.classes import GROUPS, HERE, nested
 from edgewire.conf.load import compose_config
 
-REPEATED = ("downlink", "gradients")
-
 
 def explained(error: BaseException, words: Sequence[str]) -> str:
     """Return an error of Hydra's as one line; `words`: the command line that Hydra has read."""
@@ -136,7 +134,8 @@ def unknown_key(key: str) -> str:
         choices = belongs.get(dotted, "belongs to another of its group")
         return f"{key} does not go with the other choices made: it {choices}"
     # `downlink` and `gradients` have the same keys as `compression`.
-    same = [k for k in known if k.endswith(f".{name}") and k.partition(".")[0] not in REPEATED]
+    own = [key for key in known if key.partition(".")[0] not in ("downlink", "gradients")]
+    same = [key for key in own if key.endswith(f".{name}")]
     near = [name] if name in known else sorted(same)[:3]
     groups = [path.name for path in HERE.iterdir() if path.is_dir() and path.name != "hydra"]
     if name == "_target_" and dotted.rpartition(".")[0] in owners:

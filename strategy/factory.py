@@ -32,8 +32,7 @@ def made(config: Config, data: Data | None = None) -> RunStrategy:
     codecs = codecs_of(config)
     if not isinstance(strategy, Strategy):
         strategy = strategy(codecs=codecs)
-    gradients = codec_of(config, "gradients")
-    check(Choice(config, strategy, codecs, gradients, local, objective))
+    check(Choice(config, strategy, codecs, codec_of(config, "gradients"), local, objective))
     if config.strategy.get("_partial_"):
         if isinstance(strategy, ParameterServer):
             strategy.screening = config.screen
