@@ -40,7 +40,7 @@ from edgewire.command.sweep import (
 )
 from edgewire.compression.base import PayloadError
 from edgewire.conf.check import build, check_targets
-from edgewire.conf.load import typed
+from edgewire.conf.load import name_algorithm, typed
 from edgewire.conf.own_packages import look_in
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.machine.errors import Ended, EngineError
@@ -88,6 +88,7 @@ def job(composed: DictConfig) -> None:
     another process has the folder's lock, write it into the sweep's folder.
     """
     hydra = HydraConfig.get()
+    name_algorithm(composed, hydra.runtime.choices)
     folder = RUN.folder = Path(hydra.runtime.output_dir)
     sweep, began, held = hydra.mode is RunMode.MULTIRUN, time.time(), ExitStack()
     place = Path(hydra.sweep.dir, REFUSED, str(hydra.job.num)) if sweep else folder

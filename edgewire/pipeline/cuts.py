@@ -14,7 +14,7 @@ from edgewire.compression.base import PayloadError
 from edgewire.compression.codec import Codec
 from edgewire.compression.flower.headers import brief
 from edgewire.conf.build import model_of, objective_of
-from edgewire.conf.check import codec_of, gradients_of
+from edgewire.conf.check import codec_of
 from edgewire.conf.schema import Config
 from edgewire.pipeline.costs import Cost, balanced, costs_of
 from edgewire.pipeline.gradient_predictor import LOSS, ModuleForm
@@ -186,7 +186,7 @@ def plan_of(
     beside = [{n: to_array(t) for n, t in each.beside().items()} for each in segments]
     names = [[layer.name for layer in layers[part.first : part.last]] for part in parts]
     entries = [_module_entries(part, form, number, len(cuts)) for number, part in enumerate(parts)]
-    codecs = {"output": codec_of(config), "gradients": gradients_of(config)}
+    codecs = {"output": codec_of(config), "gradients": codec_of(config, "gradients")}
     described = zip(end_loss.tensors, end_loss.ranges(), strict=True)
     targets = [TargetTensor(*tensor, between) for tensor, between in described]
     conditioned = form is not None and bool(form.classes)

@@ -21,7 +21,6 @@ from torch import Tensor
 from edgewire.compression.base import DIVERGED
 from edgewire.conf.schema import ConfigError
 from edgewire.strategy.run.checkpoint_file import FILE
-from edgewire.strategy.run.serialization import Tagged
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
 from edgewire.task.model_file import MODEL
 from edgewire.task.model_info import ModelInfo
@@ -44,9 +43,9 @@ class RunLogState:
     seconds since the start. `size`: the size of `history.jsonl` in bytes.
     """
 
-    last: Tagged
-    measured: Tagged
-    first: Tagged
+    last: Row
+    measured: Row
+    first: Row
     best: float | None
     worst: float
     seconds: float
@@ -94,7 +93,7 @@ class RunLog:
         assert self._history is not None
         self._write_rows()
         os.fsync(self._history.fileno())
-        rows = Tagged(self.last), Tagged(self._measured), Tagged(self._first)
+        rows = self.last, self._measured, self._first
         seconds = time.perf_counter() - self._start
         return RunLogState(*rows, self._best, self._worst, seconds, self._size)
 
@@ -112,9 +111,7 @@ class RunLog:
             )
         self._history, self._size = path.open("r+b", buffering=0), state.size
         self._history.truncate(state.size)
-        self.last, self._measured, self._first = (
-            dict(each.value) for each in (state.last, state.measured, state.first)
-        )
+        self.last, self._measured, self._first = state.last, state.measured, state.first
         self._best, self._worst = state.best, state.worst
         self._start = time.perf_counter() - state.seconds
 

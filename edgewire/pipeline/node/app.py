@@ -42,7 +42,7 @@ from edgewire.compression.flower.headers import (
 from edgewire.compression.flower.node.mod import codec_seed
 from edgewire.compression.flower.records import payload_records
 from edgewire.conf.build import data_of
-from edgewire.conf.check import codec_of, gradients_of
+from edgewire.conf.check import codec_of
 from edgewire.conf.schema import Config
 from edgewire.pipeline.messages import (
     ACTIVATIONS,
@@ -89,7 +89,7 @@ class Segments:
         self.data = data_of(config, folder)
         self.samples = Samples(config, self.data, folder, whole=True)
         self.activations = codec_of(config)
-        self.gradients = gradients_of(config)
+        self.gradients = codec_of(config, "gradients")
         self.feedback = bool(config.strategy["feedback"])
         self._stages: dict[int, Stage] = {}  # by node
 

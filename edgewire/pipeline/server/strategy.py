@@ -7,6 +7,7 @@ from edgewire.compression.flower import flat_record, to_vector
 from edgewire.compression.flower.native_tensors import with_natives
 from edgewire.compression.validation import expect_kinds
 from edgewire.conf.build import objective_of
+from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.schema import Config
 from edgewire.pipeline.cuts import NO_LABELS, Plan, is_classifier, plan_of
 from edgewire.pipeline.server.dispatcher import Dispatcher
@@ -20,8 +21,6 @@ from edgewire.pipeline.server.schedule import (
 from edgewire.pipeline.server.state import LOST, PipelineState
 from edgewire.strategy.base import (
     FLOWER,
-    NO_CODECS,
-    Codecs,
     ParameterServer,
     Started,
     expect_positive,
@@ -143,7 +142,7 @@ class PipelineStrategy(ParameterServer):
                 run.result.arrays = with_natives(flat_record(model[1]), model[2])
                 self.state.train_metrics = work.means()
                 self._evaluate(run, model[0], run.rounds, run.result.arrays)
-            self._state_complete()
+            self.on_state_complete()
 
     def _warn_of_no_labels(self) -> None:
         assert self.plan is not None
