@@ -82,9 +82,9 @@ class NodeLogState:
 class NodeLog(GridWrapper):
     """A grid that observes the messages and replies of each node, and writes `nodes.json`.
 
-    It changes no message. `folder`: the run's folder; "": no file is written, and nothing is
-    observed. `metric`: the name of the run's main metric. `measured`: computes the metrics from
-    the sums and the number of samples in a reply to an evaluation; None: the reply holds them.
+    It changes no message. `folder`: the run's folder; "": no file is written. `metric`: the name of
+    the run's main metric. `measured`: computes the metrics from the sums and the number of samples
+    in a reply to an evaluation; None: the reply holds them.
     """
 
     def __init__(
@@ -128,8 +128,6 @@ class NodeLog(GridWrapper):
     def get_node_ids(self) -> Sequence[int]:
         """See `TimedGrid`; remembers the places of the nodes, and learns their names."""
         found = super().get_node_ids()
-        if self._folder is None:
-            return found
         if len(found) <= LISTED:
             self.state.online = set(found)
         if not self._virtual and (new := [node for node in found if node not in NUMBERS]):
@@ -154,8 +152,6 @@ class NodeLog(GridWrapper):
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
         """See `TimedGrid`."""
-        if self._folder is None:
-            return super().push_messages(messages, ttl)
         messages = list(messages)
         now = self._since(self._grid.now)
         ids = list(super().push_messages(messages, ttl))
@@ -179,8 +175,6 @@ class NodeLog(GridWrapper):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """See `TimedGrid`."""
-        if self._folder is None:
-            return super().send_and_receive(messages, timeout=timeout)
         messages = list(messages)
         now = self._since(self._grid.now)
         self._sent(messages, now)
@@ -218,13 +212,13 @@ class NodeLog(GridWrapper):
             activity.sent = now
 
     def _heard(self, replies: list[Message]) -> list[Message]:
-        if self._folder is not None and replies:
-            now = self._since(self._grid.now)
-            for reply in replies:
-                about = metadata_of(reply)
-                unknown = about["_src_node_id"], now
-                node, sent = self.state.open.pop(about["_reply_to_message_id"], unknown)
-                self._received(reply, node, sent, now)
+        now = self._since(self._grid.now)
+        for reply in replies:
+            about = metadata_of(reply)
+            unknown = about["_src_node_id"], now
+            node, sent = self.state.open.pop(about["_reply_to_message_id"], unknown)
+            self._received(reply, node, sent, now)
+        if replies:
             self._refresh()
         return replies
 
@@ -264,10 +258,7 @@ class NodeLog(GridWrapper):
                 activity.measured = _number(found.get(self._metric), activity.measured)
 
     def _of(self, node: int) -> NodeActivity:
-        found = self.state.nodes.get(node)
-        if found is None:
-            found = self.state.nodes[node] = NodeActivity()
-        return found
+        return self.state.nodes.setdefault(node, NodeActivity())
 
     def write(
         self, server_round: int, failed: Mapping[int, FailedNode], *, end: bool = False
