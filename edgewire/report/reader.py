@@ -182,11 +182,13 @@ def read_yaml(file: Path) -> Any:
         refuse(file, f"cannot be read: {' '.join(str(error).split())[:80]}")
 
 
-def readable(read: Callable[[Path], Found], path: Path) -> Found | None:
-    """Return what `read` reads at a path; None if a file is missing or damaged."""
+def readable(
+    read: Callable[Given, Found], *given: Given.args, **named: Given.kwargs
+) -> Found | None:
+    """Return what `read` returns for its arguments; None if a file is missing or damaged."""
     try:
-        return read(path)
-    except (OSError, ValueError):
+        return read(*given, **named)
+    except (OSError, ValueError, ResultsError):
         return None
 
 

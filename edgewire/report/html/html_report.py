@@ -18,9 +18,10 @@ from edgewire.report.html.page_tables import (
     time_table,
 )
 from edgewire.report.html.pictures import draw_all
-from edgewire.report.html.run_data import COLOURED, ReportRuns, load, rows_of
+from edgewire.report.html.run_data import COLOURED, ReportRuns, load
 from edgewire.report.link_time import named_links
 from edgewire.report.node_table import RUNS, read_nodes
+from edgewire.report.reader import readable
 from edgewire.report.table import Table, safe_cell
 
 PAGE, HISTORIES, SUMMARY = "report.html", "histories.csv", "summary.csv"
@@ -42,7 +43,7 @@ def write_histories(report: ReportRuns, path: Path) -> None:
         for group in report.groups:
             for run in group.runs:
                 about = {"folder": str(run.folder), "group": group.label, "seed": run.seed}
-                for row in rows_of(run) or []:
+                for row in readable(run.history) or []:
                     cells = row | about
                     writer.writerow([safe_cell(cells.get(key, "")) for key in heads])
 

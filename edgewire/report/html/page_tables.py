@@ -16,7 +16,6 @@ from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.metric import MainMetric
 from edgewire.report.node_table import NodeRecord, notable
 from edgewire.report.runs import ended_early, sent_bytes, whole_bytes
-from edgewire.report.runs import number as known
 from edgewire.report.table import (
     COLUMNS,
     Cell,
@@ -118,7 +117,7 @@ def estimated(link: Network, group: ReportGroup) -> float | None:
 
 def time_table(report: ReportRuns, links: Mapping[str, Network]) -> Table | None:
     """Return the times of the groups over each link; None if no time is known."""
-    own = mean(lambda result: known(result.get("link_seconds")), human_seconds)
+    own = mean("link_seconds", human_seconds)
     columns = [
         Column("group", _label, numeric=False),
         Column("own link", own, help="virtual time on the run's own network, as recorded"),

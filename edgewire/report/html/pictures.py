@@ -28,7 +28,7 @@ from edgewire.report.html.canvas import Canvas, LegendEntry, mark_of, row_canvas
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns
 from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.node_table import NodeRecord
-from edgewire.report.runs import Measure, Row, by_seed, number
+from edgewire.report.runs import Row, by_seed
 from edgewire.report.style import LIGHT, PLAIN, STYLE, Ticks, name_ends, set_scale
 
 if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
@@ -50,7 +50,7 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str
     from matplotlib import rc_context
 
     with rc_context(STYLE):
-        asynchronous = any(group.asynchronous for group in report.coloured)
+        asynchronous = any("staleness" in group.first for group in report.coloured)
         unit = "round (asynchronous: reply)" if asynchronous else "round"
         rounds = Axis(unit, column("round"), log=_differ(report, "round"))
         name = report.metric.name
@@ -117,14 +117,9 @@ def limit(axes: Axes, values: Sequence[float]) -> None:
     axes.set_ylim(low - free, high + free)
 
 
-def counter(key: str) -> Measure:
-    """Return the function that reads a number of a result, which may hold anything."""
-    return lambda result: number(result.get(key))
-
-
 def _differ(report: ReportRuns, key: str) -> bool:
     """Return whether a counter at the ends of the runs differs so much that its axis is log."""
-    found = [group.mean(counter(key)) for group in report.coloured]
+    found = [group.mean(key) for group in report.coloured]
     ends = [end for end in found if end is not None and end > 0]
     return bool(ends) and max(ends) > DIFFERENT * min(ends)
 
@@ -210,7 +205,7 @@ def parts_of(group: ReportGroup, way: str) -> dict[str, float]:
     `way`: "uplink" or "downlink".
     """
     payload, values, indices, record, other = (
-        group.mean(counter(f"{way}_{key}")) or 0.0
+        group.mean(f"{way}_{key}") or 0.0
         for key in ("bytes", "value_bytes", "index_bytes", "header_bytes", "other_bytes")
     )
     rest = payload - values - indices
