@@ -65,7 +65,7 @@ def costs(run: Run, link: str) -> tuple[float, float, float | None, float | None
     """
     settings = {} if run.folder is None else read_settings(run.folder)
     network = own_links(settings) if link else network_named(LINK)
-    seconds = run.result["virtual_seconds"] if link else seconds_at_end(run)
+    seconds = run.result["virtual_seconds"] if link else [None, *times_over(run, network)][-1]
     progress, _ = spent(run.history(), run.result, settings)
     radio, energy = RADIOS.get(link or LINK), None
     if radio and progress and seconds is not None:
@@ -117,8 +117,3 @@ def times_over(run: Run, link: Network) -> list[float | None]:
     if any(settings.get(key, "null") not in ("null", "1", "1.0") for key in DECIDED_BY_LINK):
         return [None] * len(rows)
     return seconds_over(link, rows, run.result, settings)
-
-
-def seconds_at_end(run: Run) -> float | None:
-    """Return the estimated seconds of a run over the link; None if it cannot be estimated."""
-    return next(reversed(times_over(run, network_named(LINK))), None)

@@ -232,7 +232,7 @@ class GrowingFile:
         self._offset, self._mark = 0, b""
 
     def lines(self) -> Iterator[bytes]:
-        """Return an iterator over the complete lines since the last call; none without a file.
+        """Yield the complete lines since the last call; none without a file.
 
         Begins again first if the file does not have the same bytes before the last lines' end.
         Raises as `open_file`.
@@ -241,15 +241,12 @@ class GrowingFile:
             opened = open_file(self._path)
         except FileNotFoundError:
             self.begin_again()
-            return iter(())
-        opened.seek(self._offset - len(self._mark))
-        if opened.read(len(self._mark)) != self._mark:
-            self.begin_again()
-            opened.seek(0)
-        return self._new(opened)
-
-    def _new(self, opened: BinaryIO) -> Iterator[bytes]:
+            return
         with opened:
+            opened.seek(self._offset - len(self._mark))
+            if opened.read(len(self._mark)) != self._mark:
+                self.begin_again()
+                opened.seek(0)
             for line in lines_of(opened):
                 if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
                     break
