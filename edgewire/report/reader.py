@@ -143,10 +143,7 @@ def parse_json(text: bytes) -> Any:
 
 def row_in(line: bytes) -> dict[str, Any]:
     """Return the row in a line of a history; empty for a damaged line, or a part of one."""
-    try:
-        row = parse_json(line)
-    except ValueError:
-        return {}
+    row = readable(parse_json, line)
     return row if isinstance(row, dict) else {}
 
 

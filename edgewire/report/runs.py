@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgewire.report.estimate import Estimate, estimate
-from edgewire.report.format import NOTHING, one_line
+from edgewire.report.format import one_line
 from edgewire.report.metric import ACCURACY, MainMetric, main_of
 from edgewire.report.reader import (
     ResultsError,
@@ -147,10 +147,6 @@ class Group:
     def metric(self) -> MainMetric:
         """The main metric of the first run; the accuracy if there is no run."""
         return main_metric(self.runs)
-
-    def name(self, keys: Sequence[str]) -> list[str]:
-        """Return the group's values of `keys`; "-" for a key that the group lacks."""
-        return [self.overrides.get(key, NOTHING) for key in keys]
 
     def estimate(self, measure: Measure, scale: float = 1) -> Estimate | None:
         """Return the estimate of a number over the runs that have it; None if no run has it."""

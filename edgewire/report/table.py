@@ -2,9 +2,6 @@
 
 `python -m edgewire.report.table FOLDER... [--reach VALUE] [--wide]` prints a sweep as a
 table: one row for runs that differ in the seed only.
-
-A column makes a cell from the runs of a row; `COLUMNS` has those of this command and of the table
-after a sweep. A cell has a text, and a number or text to sort by.
 """
 
 from __future__ import annotations
@@ -293,7 +290,7 @@ def runs_table(groups: Sequence[Group], reach: float | None = None, wide: bool =
     shown = [column for head, column in (known | COLUMNS).items() if wide or head in names]
 
     def own(key: str) -> Column:
-        return Column(key, lambda group: words(group.name([key])[0]), numeric=False)
+        return Column(key, lambda group: words(group.overrides.get(key, NOTHING)), numeric=False)
 
     return Table.of([*map(own, varying(groups)), *shown], rows).used()
 

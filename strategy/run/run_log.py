@@ -183,15 +183,10 @@ class RunLog:
         state.worst = max(state.worst, math.inf if math.isnan(loss) else loss)
 
     def diverged(self, trained: Iterable[Tensor]) -> bool:
-        """Return whether the model has diverged.
+        """Return whether the model has diverged; docs/run-files.md says when it has.
 
-        The model has diverged if its loss, or a value in the tensors `trained`, is not finite.
-        Other tensors, such as a mask, may hold infinity. The model has also diverged if both of the
-        following are true. First, a loss of the run exceeded the larger of 1 and the loss before
-        training, multiplied by `BLOWN_UP`. Second, a share of which more is better, such as the
-        accuracy, is less than twice the share before training; without such a share, the loss is
-        above the loss before training.
-        Without an evaluation only the weights are checked.
+        `trained`: the tensors whose values must be finite. Other tensors, such as a mask, may hold
+        infinity. Without an evaluation only these tensors are checked.
         """
         if not all(bool(torch.isfinite(tensor).all()) for tensor in trained):
             return True

@@ -17,12 +17,13 @@ from edgewire.report.comparison import (
     judged,
     signed,
 )
+from edgewire.report.curves import common_title
 from edgewire.report.estimate import Estimate, paired
 from edgewire.report.format import human_bytes
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns, reference_of
 from edgewire.report.node_table import NodeRecord
 from edgewire.report.runs import by_seed, whole_bytes
-from edgewire.report.summary import answers, bytes_told, node_rows, times, trained
+from edgewire.report.summary import answers, bytes_told, node_rows, times
 
 TRAINED = "trained"  # the answer that is the first line
 SEEDS = 3  # below this number of seeds the report asks for more
@@ -99,15 +100,11 @@ def findings(report: ReportRuns, nodes: Sequence[NodeRecord]) -> dict[str, str]:
 
 def _trained(report: ReportRuns) -> dict[str, str]:
     """Return what the runs train, by its name; {} if their results do not say it."""
-    run = report.groups[0].runs[0] if report.groups else None
-    if run is None or run.folder is None or not run.result.get("model"):
+    if not report.groups or not report.groups[0].first.get("model"):
         return {}
-    line = trained(run.result, run.folder)
-    if not report.single:  # the last part is the method, in which the groups may differ
-        same = len({group.task for group in report.groups}) == 1
-        line = f"{line.rpartition(' · ')[0]} · " if same else ""
-        line += f"{len(report.records)} runs with {len(report.groups)} different settings"
-    return {TRAINED: line}
+    several = f"{len(report.records)} runs with {len(report.groups)} different settings"
+    parts = common_title(report.groups), "" if report.single else several
+    return {TRAINED: " · ".join(filter(None, parts))}
 
 
 def _compression(report: ReportRuns) -> str:
@@ -166,9 +163,8 @@ def _runs(report: ReportRuns) -> str:
         sum(record.count(key) or 0 for record in report.records)
         for key in ("failures", "client_updates")
     )
-    told = [f"{len(report.records) - len(bad)} finished, without a problem."]
-    if bad or failed:
-        told = [f"{len(report.records) - len(bad)} finished."]
+    fine = "" if bad or failed else ", without a problem"
+    told = [f"{len(report.records) - len(bad)} finished{fine}."]
     if bad:
         kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(5))
         told.append(f"{len(bad)} of {len(report.records)} need a look: {kinds}.")

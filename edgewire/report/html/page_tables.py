@@ -64,7 +64,7 @@ def _label(group: ReportGroup) -> Cell:
 
 def _names(report: ReportRuns) -> list[Column]:
     def name(key: str, group: ReportGroup) -> Cell:
-        text = one_line(group.name([key])[0])
+        text = one_line(group.overrides.get(key, NOTHING))
         return value_or_words(text) if key != report.keys[0] else words(text, "name", group.rank)
 
     keys = [Column(one_line(key, 60), partial(name, key), numeric=False) for key in report.keys]
@@ -107,11 +107,12 @@ def estimated(link: Network, group: ReportGroup) -> float | None:
 
     A diverged run ended too early, so its time says nothing.
     """
-    whole: list[float] = []
-    for run in group.runs:
-        if not run.diverged and sum(whole_bytes(run.result, way)[0] for way in WAYS) > 0:
-            times = seconds_over(link, group.histories[run.seed], group.first, group.settings)
-            whole += [seconds for seconds in times[-1:] if seconds is not None]
+    histories = [
+        group.histories[run.seed] for run in group.runs
+        if not run.diverged and any(whole_bytes(run.result, way)[0] > 0 for way in WAYS)
+    ]  # fmt: skip
+    times = (seconds_over(link, rows, group.first, group.settings) for rows in histories)
+    whole = [each[-1] for each in times if each and each[-1] is not None]
     return fmean(whole) if whole else None
 
 

@@ -69,8 +69,7 @@ def test_the_top_of_the_page_answers_questions(page):
     text = " ".join(page.text.split())
     assert "It depends: 1 of 2 compressed groups are worse." in text
     assert (
-        "algorithm=good, with 10 times fewer bytes than Flower: accuracy shows no loss from"
-        in text
+        "algorithm=good, with 10 times fewer bytes than Flower: accuracy shows no loss from" in text
     )
     assert "algorithm=worse sends the fewest: 2 kB, 2 kB: 100 and 100 times fewer than" in text
     assert "9 finished, without a problem." in text
