@@ -212,7 +212,7 @@ def draw(
                 ends.append((name, float(each.x[-1]), float(each.mean[-1])))
         note = f", mean of {smooth} rows" if smooth > 1 else ""
         finish(axes, across, replace(up, label=up.label + note))
-        axes.set_title(title or common_title(groups), loc="left", fontsize=12)
+        axes.set_title(title or _title(groups), loc="left", fontsize=12)
         plain = [each for each, group in zip(found, groups, strict=True) if is_plain(group)]
         if y == metric.name and len(groups) > 1 and len(plain) == 1 and plain[0] is not None:
             axes.axhline(plain[0].mean[-1], color=LIGHT["muted"], linewidth=1, dashes=(3, 3))
@@ -225,7 +225,7 @@ def draw(
     return figure
 
 
-def common_title(groups: Sequence[Group]) -> str:
+def _title(groups: Sequence[Group]) -> str:
     """Return what is trained, as far as all groups have it in common; "" for stored runs."""
     runs = [run for group in groups for run in group.runs[:1] if run.result.get("dataset")]
     texts = [trained(run.result, run.folder).split(" · ") for run in runs if run.folder]

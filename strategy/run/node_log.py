@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -155,12 +156,7 @@ class NodeLog(GridWrapper):
         messages = list(messages)
         now = self._since(self._grid.now)
         ids = list(super().push_messages(messages, ttl))
-        self._sent(messages, now)
-        for message, message_id in zip(messages, ids, strict=True):
-            self.state.open[message_id] = metadata_of(message)["_dst_node_id"], now
-        while len(self.state.open) > OPEN:
-            del self.state.open[next(iter(self.state.open))]
-        self._refresh()
+        self._sent(messages, now, ids)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -178,10 +174,6 @@ class NodeLog(GridWrapper):
         messages = list(messages)
         now = self._since(self._grid.now)
         self._sent(messages, now)
-        for message in messages:  # their ids are not known here
-            node = metadata_of(message)["_dst_node_id"]
-            self.state.open[f"to {node}"] = node, now
-        self._refresh()
         found = super().send_and_receive(messages, timeout=timeout)
         replies = []
         for reply in found:
@@ -200,16 +192,21 @@ class NodeLog(GridWrapper):
         """Return the run's seconds at a moment of the grid's clock."""
         return moment - self._began
 
-    def _sent(self, messages: Sequence[Message], now: float) -> None:
+    def _sent(self, messages: Sequence[Message], now: float, ids: Sequence[str] = ()) -> None:
+        """Record messages; `ids`: their ids, () if they are not known yet."""
         sizes: dict[int, int] = {}  # nodes may get the same content
-        for message in messages:
-            content = content_of(message)
+        for message, known in zip_longest(messages, ids):
+            content, node = content_of(message), metadata_of(message)["_dst_node_id"]
             if id(content) not in sizes:
                 sizes[id(content)] = size_of(content)
-            activity = self._of(metadata_of(message)["_dst_node_id"])
+            self.state.open[known or f"to {node}"] = node, now
+            activity = self._of(node)
             activity.messages += 1
             activity.downlink_bytes += sizes[id(content)]
             activity.sent = now
+        while len(self.state.open) > OPEN:
+            del self.state.open[next(iter(self.state.open))]
+        self._refresh()
 
     def _heard(self, replies: list[Message]) -> list[Message]:
         now = self._since(self._grid.now)

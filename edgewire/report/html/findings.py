@@ -17,13 +17,12 @@ from edgewire.report.comparison import (
     judged,
     signed,
 )
-from edgewire.report.curves import common_title
 from edgewire.report.estimate import Estimate, paired
 from edgewire.report.format import human_bytes
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns, reference_of
 from edgewire.report.node_table import NodeRecord
 from edgewire.report.runs import by_seed, whole_bytes
-from edgewire.report.summary import answers, bytes_told, node_rows, times
+from edgewire.report.summary import answers, bytes_told, node_rows, times, trained
 
 TRAINED = "trained"  # the answer that is the first line
 SEEDS = 3  # below this number of seeds the report asks for more
@@ -100,11 +99,15 @@ def findings(report: ReportRuns, nodes: Sequence[NodeRecord]) -> dict[str, str]:
 
 def _trained(report: ReportRuns) -> dict[str, str]:
     """Return what the runs train, by its name; {} if their results do not say it."""
-    if not report.groups or not report.groups[0].first.get("model"):
+    run = report.groups[0].runs[0] if report.groups else None
+    if run is None or run.folder is None or not run.result.get("model"):
         return {}
-    several = f"{len(report.records)} runs with {len(report.groups)} different settings"
-    parts = common_title(report.groups), "" if report.single else several
-    return {TRAINED: " · ".join(filter(None, parts))}
+    line = trained(run.result, run.folder)
+    if not report.single:  # the last part is the method, in which the groups may differ
+        same = len({group.task for group in report.groups}) == 1
+        line = f"{line.rpartition(' · ')[0]} · " if same else ""
+        line += f"{len(report.records)} runs with {len(report.groups)} different settings"
+    return {TRAINED: line}
 
 
 def _compression(report: ReportRuns) -> str:

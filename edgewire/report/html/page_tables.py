@@ -175,9 +175,6 @@ def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric) -> Table | None
     """
     shown = list({id(node): node for node in [*notable(nodes), *nodes]}.values())[:MOST_NODES]
 
-    def bad(value: float | None, form: Callable[[float], str], mark: object) -> Cell:
-        return quantity(value, form, "bad" if mark else "")
-
     def state(node: NodeRecord) -> Cell:
         if node.unanswered:
             return words("does not answer", "bad")
@@ -189,13 +186,14 @@ def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric) -> Table | None
         Column("group", lambda node: _label(node.group), numeric=False),
         Column("seed", lambda node: quantity(node.seed, "{:.0f}".format)),
         Column("state", state, numeric=False),
-        Column("mean lag", lambda node: bad(node.lag, human_seconds, node.slow),
+        Column("mean lag", lambda node: quantity(node.lag, human_seconds, "bad" * node.slow),
                help="seconds from a message to its reply"),
         Column("× usual", lambda node: quantity(node.times, _ratio),
                help="the lag, divided by that of the run's fastest quarter of nodes"),
         Column("replies", _counted("replies")),
         Column("messages", _counted("messages")),
-        Column("failures", lambda node: bad(node.failures, _count, node.failures)),
+        Column("failures",
+               lambda node: quantity(node.failures, _count, "bad" * (node.failures > 0))),
         Column("samples", _counted("samples")),
         Column(metric.name, _counted(metric.name, metric.text), help="of the node's own samples"),
         Column("bytes up", _counted("uplink_bytes", human_bytes)),
@@ -209,9 +207,6 @@ def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric) -> Table | None
 def runs_table(records: Sequence[RunRecord]) -> Table:
     """Return the table of all runs, with the command that resumes or repeats each."""
 
-    def size(way: str) -> Callable[[RunRecord], Cell]:
-        return lambda record: quantity(sent_bytes(record.row, way), human_bytes)
-
     columns = [
         Column("run", lambda record: words(str(record.folder), "name"), numeric=False),
         Column("group", lambda record: words(record.group), numeric=False),
@@ -220,8 +215,8 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
                numeric=False),
         Column("metric", lambda record: record.value or Cell(NOTHING)),
         Column("round", _counted("round")),
-        Column("bytes up", size("uplink")),
-        Column("bytes down", size("downlink")),
+        Column("bytes up", lambda each: quantity(sent_bytes(each.row, "uplink"), human_bytes)),
+        Column("bytes down", lambda each: quantity(sent_bytes(each.row, "downlink"), human_bytes)),
         Column("failures", _counted("failures")),
         Column("real time", _counted("seconds", human_seconds)),
         Column("to repeat or resume it", lambda record: words(record.command, "command"), False),
