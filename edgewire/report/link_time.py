@@ -1,19 +1,12 @@
 """Estimates when a run over a given link would have come to each row of its history.
 
 The bytes and the accuracy of a round do not depend on the link, as long as no deadline, quorum or
-time-out decides which replies are used. So the time on another link follows from the rounds, the
-bytes and the local steps of one run. In synchronous training a round takes
+time-out decides which replies are used. docs/reports.md has the formula. If the server's link is
+limited, the nodes share it as in `edgewire.simulation.clock`: it carries one message after another.
 
-    2 x latency + bytes down / speed down + local steps x seconds per step + bytes up / speed up
-
-at the slowest node. If the server's link is limited, the nodes share it as in
-`edgewire.simulation.clock`: it carries one message after another. All nodes are assumed to send
-equally many bytes.
-
-In asynchronous training each node repeats these four parts without waiting for the others. A node
-has sent its share of the updates after as many cycles. If the server's link is shared, a cycle
-takes at least as long as the link needs for the messages of all nodes. The order in which the
-updates arrive, and so the accuracy, depends a little on the link. The estimate ignores this.
+In asynchronous training each node repeats its exchange without waiting for the others, and a shared
+link needs at least the time of the messages of all nodes. The order in which the updates arrive,
+and so the accuracy, depends a little on the link. The estimate ignores this.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from edgewire.report.estimate import wilson
 from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
 from edgewire.report.metric import MainMetric, main_of
 from edgewire.report.node_table import NodeRecord, nodes_of, notable, weak_node
-from edgewire.report.reader import ResultsError, readable, reading
+from edgewire.report.reader import readable, reading
 from edgewire.report.runs import (
     HISTORY,
     Row,
@@ -214,10 +214,7 @@ def _measured(result: Row, folder: Path, main: MainMetric) -> str:
 def evaluations(result: Row, folder: Path) -> list[Row]:
     """Return the rows of a run's history with an evaluation; none if it is damaged."""
     name = main_of(result).name
-    try:
-        rows = read_history(folder / HISTORY, name)
-    except (OSError, ResultsError):
-        return []
+    rows = readable(read_history, folder / HISTORY, name) or []
     return [row for row in rows if row.get(name) is not None]
 
 
