@@ -232,11 +232,15 @@ def how_to_resume(folder: Path, *, sweep: bool) -> str:
     word = f"resume={folder}"
     call, effect = f"train(resume={str(folder)!r})", "resumes it"
     if sweep:
-        word = f"continue={Path(HydraConfig.get().sweep.dir).absolute()}"
+        top = Path(HydraConfig.get().sweep.dir).absolute()
+        word = f"continue={top}"
         call, effect = f"sweep({word!r})", "continues the sweep"
+        report = f", `python -m edgewire.report {shlex.quote(str(top))}` then compares its runs"
+        effect += report * CALLER.shell
     elif not any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
         return "no checkpoint was written yet: the same command starts a new run"
-    return f"`{call if CALLER.python else f'python run.py {shlex.quote(word)}'}` {effect}"
+    shell = CALLER.shell or not CALLER.python
+    return f"`{f'python run.py {shlex.quote(word)}' if shell else call}` {effect}"
 
 
 @contextmanager

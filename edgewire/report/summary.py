@@ -54,14 +54,16 @@ METHOD = (
 FILES = ("csv", "parquet", "npz", "table", "imagefolder")  # data sets that go by their file's name
 
 
-def trained(result: Mapping[str, Any], folder: Path) -> str:
+def trained(result: Mapping[str, Any], folder: Path, root: str = "") -> str:
     """Return what a run trains, in one line: data, model, nodes and method.
 
     `result`: the keys of its `result.json`. Results of earlier versions do not have all of them.
+    `root`: the file of the data, or "null"; "": as the run's configuration says.
     """
     data, name = _mapping(result, "data"), one_line(str(result.get("dataset", "")), NAME)
-    root = read_settings(folder).get("dataset.root", "null") if name in FILES else "null"
-    name = one_line(Path(root).name, NAME) if root != "null" else name
+    if name in FILES:
+        root = root or read_settings(folder).get("dataset.root", "null")
+        name = one_line(Path(root).name, NAME) if root != "null" else name
     sizes = [f"{size:,.0f}" for key in ("train", "test") if (size := number(data.get(key)))]
     parts = [f"{' + '.join(sizes)} {one_line(str(data.get('kind')), NAME)}"] if sizes else []
     if classes := number(data.get("classes")):
@@ -181,8 +183,8 @@ def interval_of(result: Mapping[str, Any]) -> tuple[float, float] | None:
 
 def is_no_better(result: Mapping[str, Any], main: MainMetric) -> bool:
     """Return whether a model's main metric is not surely better than the constant predictor's."""
-    value, other = number(result.get(main.name)), _mapping(result, "constant").get(main.name)
-    if value is None or number(other) is None:
+    value, other = (number(each.get(main.name)) for each in (result, _mapping(result, "constant")))
+    if value is None or other is None:
         return False
     return main.reaches(other, (interval_of(result) or (value,))[0])
 
