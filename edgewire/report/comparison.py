@@ -14,7 +14,7 @@ from edgewire.report.estimate import Estimate, estimate, paired
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.link_time import own_links, seconds_over, spent
 from edgewire.report.metric import MainMetric, main_of
-from edgewire.report.runs import Run, by_seed, read_settings, whole_bytes
+from edgewire.report.runs import Run, by_seed, number, read_settings, whole_bytes
 
 LINK = "lora"  # of the columns of times and energy, if the runs have no network
 # with these options of a strategy the link decides which replies are used
@@ -42,7 +42,10 @@ def comparison(found: Mapping[str, Sequence[Run]], plain: str | None, link: str 
     heads = ["against uncompressed"] * (plain is not None)
     forms = FORMS if (link or LINK) in RADIOS else FORMS[:-1]
     energy = ["energy"] * (len(forms) == len(FORMS))
-    table = table_of("method", metric.name, *heads, "up", "down", f"over {link or LINK}", *energy)
+    lengths = {name: {rounds_of(run) for run in runs} for name, runs in found.items()}
+    several = len(set().union(*lengths.values())) > 1
+    last = [f"over {link or LINK}", *energy, *["rounds"] * several]
+    table = table_of("method", metric.name, *heads, "up", "down", *last)
     base = by_seed(found.get(plain or "", ()), metric.name, metric.scale)
     for name, runs in found.items():
         values = by_seed(runs, metric.name, metric.scale)
@@ -54,8 +57,15 @@ def comparison(found: Mapping[str, Sequence[Run]], plain: str | None, link: str 
         numbers = zip(*(costs(run, link) for run in runs), strict=True)
         means = [None if None in each else fmean(each) for each in numbers]
         cells = (NOTHING if n is None else f(n) for f, n in zip(forms, means, strict=False))
-        table.add_row(name, shown, *[said] * len(heads), *cells)
+        rounds = [", ".join(f"{count:g}" for count in sorted(lengths[name]))] * several
+        table.add_row(name, shown, *[said] * len(heads), *cells, *rounds)
     return table
+
+
+def rounds_of(run: Run) -> float:
+    """Return a run's planned rounds; of an asynchronous run the updates of an average node."""
+    rounds, nodes = (number(run.result.get(key)) or 0 for key in ("rounds", "nodes"))
+    return rounds / max(nodes, 1) if "staleness" in run.result else rounds
 
 
 def costs(run: Run, link: str) -> tuple[float, float, float | None, float | None]:

@@ -109,6 +109,12 @@ def named_links() -> dict[str, Network]:
     return dict(sorted(limited, key=lambda pair: pair[1].up_mbps or 0))
 
 
+def own_name(settings: Mapping[str, str]) -> str:
+    """Return the name of the links in a run's configuration; "" if they have none."""
+    own = speeds(own_links(settings))
+    return next((name for name, link in named_links().items() if speeds(link) == own), "")
+
+
 def own_links(settings: Mapping[str, str]) -> Network:
     """Return the links in a run's configuration, flat; a wrong or missing value is no limit."""
 

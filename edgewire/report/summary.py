@@ -14,7 +14,7 @@ from typing import Any
 
 from edgewire.report.estimate import wilson
 from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
-from edgewire.report.link_time import named_links, own_links, speeds
+from edgewire.report.link_time import own_name
 from edgewire.report.metric import MainMetric, main_of
 from edgewire.report.node_table import NodeRecord, nodes_of, notable, weak_node
 from edgewire.report.reader import readable, reading
@@ -257,22 +257,29 @@ def _flat_since(rows: Sequence[Row], name: str, half: float) -> float | None:
     return float(rows[first]["round"]) if 0 < first <= len(values) - FLAT else None
 
 
-def _worst_class(result: Row, settings: Mapping[str, str]) -> str:
-    """Return the class of which the model finds the smallest share, and what it takes it for."""
+def confusion_of(result: Mapping[str, Any]) -> tuple[list[str], list[list[int]]]:
+    """Return the classes' names and the confusion matrix; both empty if it is damaged."""
     table, names = result.get("confusion"), result.get("class_names")
     if not isinstance(table, list) or not table or not isinstance(names, list):
-        return ""
+        return [], []
     flat = [value for row in table for value in row]
     if None in map(number, flat) or {*map(len, table)} != {len(table)} or min(flat) < 0:
+        return [], []
+    return [one_line(str(dict(enumerate(names)).get(k, k)), NAME) for k in range(len(table))], table
+
+
+def _worst_class(result: Row, settings: Mapping[str, str]) -> str:
+    """Return the class of which the model finds the smallest share, and what it takes it for."""
+    name, table = confusion_of(result)
+    if not table:
         return ""
     found = [(row[at] / sum(row), at) for at, row in enumerate(table) if sum(row)]
     share, at = min(found, default=(1.0, 0))
     if share == 1.0:
         return "of each class all were found"
-    name = [one_line(str(names[k] if k < len(names) else k), NAME) for k in range(len(table))]
     wrong = max((k for k in range(len(table)) if k != at), key=lambda k: table[at][k])
     text = f'worst: "{name[at]}", {100 * share:.0f} % of {sum(table[at]):,} found'
-    rare = sum(table[at]) * len(found) < sum(flat) and share < HARDLY_FOUND
+    rare = sum(table[at]) * len(found) < sum(map(sum, table)) and share < HARDLY_FOUND
     weights = rare and settings.get("objective.class_weights") == "null"
     hint = "; objective.class_weights=balanced may help" * weights
     return f'{text}, {table[at][wrong]:,} taken for "{name[wrong]}"{hint}'
@@ -303,9 +310,8 @@ def _over_a_link(result: Row, folder: Path, settings: Mapping[str, str]) -> dict
     """Return how long the run's messages take over its network, or a usual link; {} if unknown."""
     if (seconds := number(result.get("link_seconds"))) is None:
         return {}
-    own = speeds(own_links(settings))
     given = one_line((readable(read_overrides, folder) or {}).get("network", ""), 20)
-    name = next((name for name, link in named_links().items() if speeds(link) == own), given)
+    name = own_name(settings) or given
     down, up = (
         "no limit" if rate is None else f"{rate:g} Mbit/s"
         for rate in (number(result.get(f"link_{way}_mbps")) for way in ("down", "up"))

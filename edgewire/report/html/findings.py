@@ -30,7 +30,7 @@ NO_SEED = "no common seed"
 # verdict -> what a sentence says about a group with it, and the group that it is compared with
 WORDS = {
     NO_LOSS: "shows no loss from",
-    UNCLEAR: "is within the noise of",
+    UNCLEAR: "may differ from",
     LOSS: "is worse than",
     GAIN: "is better than",
     ONE_SEED: "has one seed in common with",

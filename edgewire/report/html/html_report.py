@@ -10,6 +10,7 @@ from edgewire.report.format import one_line
 from edgewire.report.html.canvas import mark_of
 from edgewire.report.html.findings import findings
 from edgewire.report.html.page_tables import (
+    confusion_table,
     nodes_table,
     runs_table,
     settings_table,
@@ -67,6 +68,7 @@ def write_report(
         tables["summary"] = main = summary_table(report)
         main.write_csv(out / SUMMARY)
         tables |= {
+            "metric": confusion_table(report.single.result) if report.single else None,
             "time": time_table(report, links),
             "nodes": nodes_table(nodes, report.metric),
             "settings": settings_table(report.coloured),

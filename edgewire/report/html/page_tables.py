@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from statistics import fmean
 from typing import Any
 
@@ -16,6 +16,7 @@ from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.metric import MainMetric
 from edgewire.report.node_table import NodeRecord, notable
 from edgewire.report.runs import ended_early, sent_bytes, whole_bytes
+from edgewire.report.summary import confusion_of
 from edgewire.report.table import (
     COLUMNS,
     Cell,
@@ -28,6 +29,7 @@ from edgewire.report.table import (
     words,
 )
 
+MOST_CLASSES = 20  # of a confusion matrix
 MOST_NODES = 500  # rows of the table of nodes
 
 
@@ -129,6 +131,18 @@ def time_table(report: ReportRuns, links: Mapping[str, Network]) -> Table | None
     title = "Time of a run over its own link, and estimates for others"
     table = Table.of(columns, report.groups, "times", title).used()
     return table if len(table.columns) > 1 else None
+
+
+def confusion_table(result: Mapping[str, Any]) -> Table | None:
+    """Return the table of a run's confusion matrix; None without one, and for many classes."""
+    names, table = confusion_of(result)
+    if not 1 < len(names) <= MOST_CLASSES:
+        return None
+    columns = [Column("class", lambda row: words(row[0], "name"), numeric=False)]
+    columns += [Column(name, number(itemgetter(at), _count)) for at, name in enumerate(names, 1)]
+    rows = [(name, *row) for name, row in zip(names, table, strict=True)]
+    title = "Test samples of each class, and what the model takes them for"
+    return Table.of(columns, rows, "confusion", title)
 
 
 def _remarks(group: ReportGroup) -> Cell:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgewire.conf.network import Network
+from edgewire.report.comparison import LINK
 from edgewire.report.curves import (
     Axis,
     OfRows,
@@ -26,7 +27,8 @@ from edgewire.report.curves import (
 from edgewire.report.format import human_bytes, one_line
 from edgewire.report.html.canvas import Canvas, LegendEntry, mark_of, row_canvas
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns
-from edgewire.report.link_time import seconds_over, speeds
+from edgewire.report.link_time import own_name, seconds_over, speeds
+from edgewire.report.metric import LOSS
 from edgewire.report.node_table import NodeRecord
 from edgewire.report.runs import Row, by_seed
 from edgewire.report.style import LIGHT, PLAIN, STYLE, Ticks, name_ends, set_scale
@@ -55,12 +57,18 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str
         rounds = Axis(unit, column("round"), log=_differ(report, "round"))
         name = report.metric.name
         metric = y_axis(name, report.metric)
+        losses = {"loss": "Test", "train_loss": "Training"} if report.single else {}
+        if report.single:
+            own = own_name(report.groups[0].settings) or LINK
+            links = {own: links[own]} if own in links else links
         virtual = Axis("virtual time (s)", column("virtual_seconds"),
                        log=_differ(report, "virtual_seconds"))  # fmt: skip
         sections: dict[str, list[Canvas | None]] = {
             "metric": [
-                *(draw_front(report, way) for way in WAYS),
+                *(draw_front(report, way) for way in WAYS if not report.single),
                 draw_curves(report, "rounds", rounds, metric, f"Test {name} over rounds"),
+                *(draw_curves(report, key, rounds, y_axis(key, LOSS), f"{title} loss over rounds")
+                  for key, title in losses.items() if key != name),
             ],
             "time": [
                 draw_curves(report, "virtual_time", virtual, metric,

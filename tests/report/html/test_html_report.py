@@ -112,6 +112,20 @@ def test_settings_that_differ_are_listed(page):
     ]  # fmt: skip
 
 
+def test_the_page_of_one_run_has_its_classes_and_losses_and_no_front(tmp_path, quick):
+    """Names of classes may be equal, and 21 classes have no table."""
+    for classes, there in ((3, True), (21, False)):
+        folder, table = tmp_path / str(classes), [[*range(classes)]] * classes
+        add_run(folder, "seed=0", result={"class_names": ["a"] * classes, "confusion": table})
+        page = made(folder)
+        names = {file.stem for file in (folder / "report").glob("*.svg")}
+        assert {"rounds", "loss", "train_loss"} <= names
+        assert not any("by_bytes" in name for name in names)
+        assert ("confusion" in page.tables) is there
+        if there:
+            assert page.tables["confusion"] == [["class", *"aaa"], *[["a", *"012"]] * 3]
+
+
 def test_the_only_run_has_a_report(tmp_path, quick, capsys):
     add_run(tmp_path / "run", "algorithm=fedavg_f2i seed=3")
     found = made(tmp_path / "run")
