@@ -371,7 +371,7 @@ class Rounds(Server):
             except PayloadError as error:
                 return error
 
-        if self.inbox.screens.knows:
+        if self.inbox.screens.vectors.knows:
             yield from ((node, read(node)) for node in nodes)
             return
         found = {node: read(node) for node in nodes}

@@ -75,24 +75,17 @@ class TimedGrid(Grid):
         """Send queued messages to idle worker processes; call `tend` before a long computation."""
 
     def follow(self, plain_bytes: int, header: str = "") -> None:
-        """Start to estimate the time that the run would take without compression.
+        """Start to estimate the time of the run without compression, with models of `plain_bytes`.
 
-        The estimate replaces each payload by a model of `plain_bytes` bytes. `header`: the name of
-        the header's record, which uncompressed messages lack.
+        `header`: the name of the header's record, which uncompressed messages lack.
         """
 
     def read_records_with(self, restored: Callable[[RecordDict], RecordDict]) -> None:
-        """Let a virtual clock read the local steps in a content's records after `restored`.
-
-        It is needed for contents in compact form (`compact_records.py`).
-        """
+        """Let a virtual clock read the local steps in records in compact form after `restored`."""
 
     @property
     def comparison(self) -> Mapping[str, float | None]:
-        """The estimated time without compression, as fields of a run's result; see `follow`.
-
-        Empty without an estimate.
-        """
+        """The estimated time without compression (`follow`), as fields of a run's result."""
         return {}
 
 
@@ -138,7 +131,6 @@ class GridWrapper(_Forwarding):
 
     _grid: TimedGrid
     virtual_seconds: Any = property(attrgetter("_grid.virtual_seconds"))
-    next_change: Any = property(attrgetter("_grid.next_change"))
     comparison: Any = property(attrgetter("_grid.comparison"))
     get_node_ids = _forwarded(TimedGrid.get_node_ids)
     push_messages = _forwarded(TimedGrid.push_messages)
@@ -154,6 +146,11 @@ class GridWrapper(_Forwarding):
     def now(self) -> float:
         """The wrapped grid's time in seconds, virtual or real."""
         return self._grid.now
+
+    @property
+    def next_change(self) -> float | None:
+        """The moment at which the wrapped grid's next node appears (`TimedGrid`)."""
+        return self._grid.next_change
 
 
 class PolledGrid(_Forwarding):
@@ -241,15 +238,11 @@ class AdaptiveTimeout:
         self.deadline = grid.now + limit
 
     def received(self, replies: int) -> None:
-        """Record that `replies` replies have arrived so far.
-
-        In the first call without a timeout, the deadline is set when half of the replies have come.
-        """
+        """Record that `replies` replies have arrived so far."""
         took = self._grid.now - self._began
         self._slowest.took(took)
-        if not self._adapts or not 2 * replies >= self._asked > replies:
-            return
-        self.deadline = self._grid.now + max(TIMES * took, LEAST)
+        if self._adapts and 2 * replies >= self._asked > replies:
+            self.deadline = self._grid.now + max(TIMES * took, LEAST)
 
     def warn_of_missing(self, missing: int) -> None:
         """Log a warning if `missing` replies have not arrived and the deadline is over."""
