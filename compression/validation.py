@@ -35,7 +35,8 @@ def expect_bounds(method: str, option: str, value: Any, **bounds: Any) -> None:
         elif "below" in bounds:
             said = f"from {low:g} to below {high:g}"
     if not fits:
-        raise ValueError(f"option {option} of {method} must be {said}, not {value!r}")
+        given = repr(value) if "one_of" in bounds else f"{value:g}"
+        raise ValueError(f"option {option} of {method} must be {said}, not {given}")
 
 
 def expect_kinds(**options: tuple[object, type]) -> None:
