@@ -1,7 +1,6 @@
 """The ClientApp: for each message it trains or evaluates on the node's data, and replies."""
 
 from typing import cast
-from weakref import ref
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -72,20 +71,10 @@ def _known(context: Context) -> tuple[Config, Node]:
     return load_config(context.run_config, node.count, context.node_config), node
 
 
-# What `_trainer` has returned last, and for which context.
-_last: tuple[ref[Context], Trainer, Node] | None = None
-
-
 def _trainer(context: Context) -> tuple[Trainer, Node]:
-    """Return the run's trainer, which is built once per process, and the `Node`.
-
-    A message asks twice: its mod, and its function.
-    """
-    global _last
-    if _last is None or _last[0]() is not context:
-        config, node = _known(context)
-        _last = ref(context), trainer_for(config, node.folder), node
-    return _last[1:]
+    """Return the run's trainer, which is built once per process, and the `Node`."""
+    config, node = _known(context)
+    return trainer_for(config, node.folder), node
 
 
 def uplink(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -1,7 +1,7 @@
 """The samples of each node: those that it trains on or holds back, and its mini-batches."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,14 +16,6 @@ from edgewire.task.steps import Batch
 from edgewire.task.tensors import Tensors, leaves, mapped, taken
 
 PREPARED_BYTES = 256 << 20  # bytes of prepared samples that a process caches for its nodes
-
-
-class Order(NamedTuple):
-    """The order in which a node trains on its samples in one epoch."""
-
-    epoch: int
-    samples: Tensor  # int64 (s,): positions in the node's prepared samples, or in the training set
-    prepared: bool  # True: positions in the prepared samples; False: in the training set
 
 
 class Samples:
@@ -43,7 +35,9 @@ class Samples:
         # With one node, preparing a mini-batch takes 0.3 ms, so a cache would only use memory.
         self._room = 0 if whole else PREPARED_BYTES
         self._prepared: dict[tuple[int, bool], Batch] = {}  # the nodes that came first, see `of`
-        self._orders: dict[int, Order] = {}  # of each node
+        self._parts: dict[tuple[int, bool], Tensor] = {}
+        # For each node: its epoch, and the order of its training samples there, int64 (s,).
+        self._orders: dict[int, tuple[int, Tensor]] = {}
 
     @functools.cached_property
     def partition(self) -> Any:
@@ -56,46 +50,29 @@ class Samples:
         The mini-batch depends only on (seed, node, number). Each epoch has a new order. All
         mini-batches are full: the remaining samples of an epoch are left out.
         """
-        chosen, prepared = self._chosen(node, number)
-        if not prepared:
-            return self._prepared_samples(chosen)
+        chosen, part = self._chosen(node, number), self._part(node, held_back=False)
+        known = (node.index, False) in self._prepared
+        if not known and len(part) * self._sample_bytes > self._room:
+            return self._prepared_samples(part[chosen])
         inputs, targets = self.of(node, held_back=False)
+        chosen = chosen.to(self.device)
         return taken(inputs, chosen), taken(targets, chosen)
 
     def raw(self, node: Node, number: int) -> Tensors:
         """Return the inputs of the node's mini-batch `number` as the data set holds them."""
-        chosen, prepared = self._chosen(node, number)
-        if prepared:
-            chosen = self._part(node, held_back=False)[chosen.cpu()]
-        return taken(self.data.train.inputs, chosen)
+        part = self._part(node, held_back=False)
+        return taken(self.data.train.inputs, part[self._chosen(node, number)])
 
-    def _chosen(self, node: Node, number: int) -> tuple[Tensor, bool]:
-        """Return the positions of a mini-batch's samples, int64 (k,), and what they count.
-
-        True: the node's own samples, which the cache holds as the model takes them (prepared).
-        False: the samples of the whole training set.
-        """
-        order = self._orders.get(node.index)
-        samples = self._part(node, held_back=False) if order is None else order.samples
-        total = samples.shape[0]  # `len` takes four calls
+    def _chosen(self, node: Node, number: int) -> Tensor:
+        """Return the positions of a mini-batch's samples in the node's part, int64 (k,)."""
+        total = self._part(node, held_back=False).shape[0]  # `len` takes four calls
         size = min(self.config.batch_size, total)
         epoch, position = divmod(number, total // size)
-        if order is None or order.epoch != epoch:
-            self._orders[node.index] = order = self._shuffled(node, epoch)
-        return order.samples[position * size : (position + 1) * size], order.prepared
-
-    def _shuffled(self, node: Node, epoch: int) -> Order:
-        """Return a new random order of a node's training samples for an epoch.
-
-        The order holds positions in the prepared samples if the cache has room for these samples.
-        Otherwise it holds positions in the training set.
-        """
-        part = self._part(node, held_back=False)
-        order = torch.randperm(len(part), generator=self.generator(node, epoch))
-        size = len(part) * self._sample_bytes
-        if (node.index, False) in self._prepared or size <= self._room:
-            return Order(epoch, order.to(self.device), prepared=True)
-        return Order(epoch, part[order], prepared=False)
+        known, order = self._orders.get(node.index, (-1, None))
+        if order is None or known != epoch:
+            order = torch.randperm(total, generator=self.generator(node, epoch))
+            self._orders[node.index] = epoch, order
+        return order[position * size : (position + 1) * size]
 
     def of(self, node: Node, *, held_back: bool) -> Batch:
         """Return the node's inputs, as its model takes them, and its targets; read only.
@@ -116,15 +93,20 @@ class Samples:
 
         Raises `TaskError` if the node has no such samples.
         """
-        indices = self._indices(node)
+        key = (node.index, held_back)
+        if (found := self._parts.get(key)) is not None:
+            return found
+        if self.whole:
+            indices = torch.randperm(len(self.data.train), generator=self.generator(node, 0))
+        else:
+            indices = self.partition.indices(node.index)
         kept = len(indices) - int(len(indices) * self.config.dataset.holdout)
-        indices = indices[kept:] if held_back else indices[:kept]
-        if not len(indices):
-            cure = (
-                "a larger dataset.holdout" if held_back else "fewer nodes or less dataset.holdout"
-            )
-            raise TaskError(f"this node has no samples for that: give {cure}")
-        return indices
+        found = indices[kept:] if held_back else indices[:kept]
+        if not len(found):
+            cure = "a larger" if held_back else "fewer nodes or less"
+            raise TaskError(f"this node has no samples for that: give {cure} dataset.holdout")
+        self._parts[key] = found
+        return found
 
     def _prepared_samples(self, indices: Tensor) -> Batch:
         split = self.data.train.taken(indices)
@@ -135,14 +117,6 @@ class Samples:
     def _sample_bytes(self) -> int:
         """The bytes of one prepared sample."""
         return _bytes_of(self._prepared_samples(torch.zeros(1, dtype=torch.int64)))
-
-    def _indices(self, node: Node) -> Tensor:
-        """Return the indices of the node's samples in the training split, int64 (s,)."""
-        if not self.whole:
-            indices: Tensor = self.partition.indices(node.index)
-            return indices
-        total = len(self.data.train)
-        return torch.randperm(total, generator=self.generator(node, 0))
 
     def generator(self, node: Node, number: int) -> torch.Generator:
         """Return a node's random generator for the round or epoch `number`."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from itertools import chain, islice, repeat
 from math import isfinite
-from typing import Any
 
 import numpy as np
 import torch
@@ -61,7 +60,6 @@ class Trainer:
     def __init__(self, config: Config, folder: str | None = None) -> None:
         configure_process()
         self.config = config
-        self.folder = folder
         self.device = device_of(config)
         self.data = data_of(config, folder)
         self.flat = FlatModel(model_of(config, self.data), config.device)
@@ -69,7 +67,6 @@ class Trainer:
         self._step = self.flat.step_of(self.optimizer)
         self.objective = objective_of(config)
         self.local = local_of(config)
-        self.share = share_of(config)
         self.single = not any(isinstance(m, _BatchNorm) for m in self.flat.module.modules())
         self.samples = Samples(config, self.data, folder)
         names = self.flat.names
@@ -93,11 +90,10 @@ class Trainer:
     ) -> tuple[Vector, Metrics]:
         """Return the update that the server's optimiser subtracts from `model`, and metrics.
 
-        The update is float32 (n,), as `model`. It is the gradient of one mini-batch, or the model
-        before local steps minus the model after them. For BatchNorm's statistics the update holds
-        their new values. The next call may overwrite the update and `natives()`. `orders`: the
-        settings in the server's message. `natives`: the model's native tensors by name: those that
-        are not in the float32 vector `model`. `state`: the node's `Context.state`, where the local
+        The update is float32 (n,), as `model`: a `gradient`, or the model before local steps minus
+        the model after them. For BatchNorm's statistics it holds their new values. The next call
+        may overwrite it and `natives()`. `orders`: the settings in the server's message. `natives`:
+        the model's native tensors by name. `state`: the node's `Context.state`, where the local
         algorithm stores its tensors.
         """
         if self.config.strategy.get("update", "gradient") == "gradient":
@@ -137,7 +133,8 @@ class Trainer:
         _expect_trained(self.local, run, loss)
         flat.collect_state()
         if state is not None and (run.state or LOCAL in values_of(state)):
-            store_arrays(state, LOCAL, {n: self._own_array(t) for n, t in run.state.items()})
+            # `detach`: `to_array` copies a tensor, and shares the memory of a parameter.
+            store_arrays(state, LOCAL, {n: to_array(t.detach()) for n, t in run.state.items()})
         self._vectors = {f"{VECTOR}{n}": to_array(t) for n, t in run.vectors.items()}
         # The mini-batches' losses are float32, and so is their mean: it takes 4 bytes less to send.
         with np.errstate(over="ignore"):
@@ -164,19 +161,11 @@ class Trainer:
             self._step,
             orders.lr,
             orders.proximal_mu,
-            self.share,
+            share_of(self.config),
             {name: kept(a, device=self.device) for name, a in stored.items()},
             {name: torch.tensor(a, device=self.device) for name, a in vectors.items()},
             lost=state is not None and isinstance(values_of(state).get(LOCAL), ConfigRecord),
         )
-
-    def _own_array(self, tensor: Tensor) -> NDArray[Any]:
-        """Return a tensor as an array that later trainings of this process do not change."""
-        shared = (
-            each.untyped_storage().data_ptr() for each in (self.flat.state, self.flat.gradient)
-        )
-        copied = tensor.untyped_storage().data_ptr() in shared
-        return to_array(tensor.clone() if copied else tensor)
 
     def natives(self) -> Arrays:
         """Return the native tensors after a training: the model's, and the local algorithm's."""
@@ -187,9 +176,7 @@ class Trainer:
     ) -> tuple[Vector, Metrics]:
         """Return the gradient of the node's mini-batch `number` (from 0) at `model`, and metrics.
 
-        The gradient is float32 (n,), as `model`. For BatchNorm's statistics it holds their new
-        values. The next call may overwrite the gradient. The mini-batch depends only on (seed,
-        node, number). `natives`: as in `update`.
+        It is as in `update`. The mini-batch depends only on (seed, node, number).
         """
         flat = self.flat
         flat.load(model, natives)
@@ -254,27 +241,21 @@ def _expect_trained(local: LocalAlgorithm, run: LocalRun, loss: float) -> None:
         raise TaskError(f"{name}.train must return the mean loss, a number, not {repr(loss)[:60]}")
     if run.steps < 1:
         raise TaskError(f"{name} took no step: call run.step(), or count run.steps")
-    try:
-        run.flat.expect_in_place()
-    except TaskError as error:
-        raise TaskError(f"{name}: {error}") from None
+    run.flat.expect_in_place()
     for key, value in run.state.items():
-        if not isinstance(value, Tensor):
-            raise TaskError(f"{name}: run.state[{key!r}] must be a tensor, not {value!r:.40}")
-        if value.layout != torch.strided or value.dtype not in STORED:
-            kind = value.dtype if value.layout == torch.strided else value.layout
+        dense = isinstance(value, Tensor) and value.layout == torch.strided
+        if not dense or value.dtype not in STORED:
             raise TaskError(
-                f"{name}: run.state[{key!r}] is {kind}: store float16, float32, float64, integers "
-                f"or bools, as a dense tensor"
+                f"{name}: run.state[{key!r}] must be a dense tensor of float16, float32, float64, "
+                f"integers or bools, not {value.dtype if dense else repr(value)[:40]}"
             )
     sizes = {key: (*vector.shape, vector.dtype) for key, vector in run.vectors.items()}
     wanted = dict.fromkeys(local.vectors, (run.flat.num_parameters, torch.float32))
     if sizes != wanted:
         raise TaskError(f"{name} reports the vectors {sizes}, and the run has {wanted}")
-    if isfinite(loss):  # a loss that is not finite is reported as a divergence
-        for key, vector in run.vectors.items():
-            if not vector.isfinite().all():
-                raise TaskError(f"{name} reports NaN or infinity in run.vectors[{key!r}]")
+    wrong = [key for key, vector in run.vectors.items() if not vector.isfinite().all()]
+    if wrong and isfinite(loss):  # a loss that is not finite is reported as a divergence
+        raise TaskError(f"{name} reports NaN or infinity in run.vectors[{wrong[0]!r}]")
 
 
 def uplink_of(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from edgewire.task.objectives import Objective
 from edgewire.task.optimizers import SGD, ServerOptimizer
 from edgewire.task.partition import Partition
 from edgewire.task.process import uncompiled
+from edgewire.task.rng import CPU, IsolatedRng
 from edgewire.task.transforms import ImageTransform
 
 
@@ -228,7 +228,7 @@ def model_of(config: Config, data: Data) -> nn.Module:
     adapted = not tensors.keys() <= module.state_dict().keys()  # it may have adapters' tensors, too
     if m.file is not None and not adapted:
         load_tensors(module, tensors, m.file, m.new)
-    with _seeded(config.seed):
+    with IsolatedRng(CPU, config.seed):
         module = build("adapter", config.adapter).add(module)
     if m.file is not None and adapted:
         load_tensors(module, tensors, m.file, m.new)
@@ -241,7 +241,7 @@ def model_of(config: Config, data: Data) -> nn.Module:
 
 def _plain_model_of(config: Config, data: Data) -> nn.Module:
     if own := config.model.own:
-        with _seeded(config.seed):
+        with IsolatedRng(CPU, config.seed):
             module = build("model", own)
         if not isinstance(module, nn.Module):
             raise ConfigError(
@@ -253,14 +253,6 @@ def _plain_model_of(config: Config, data: Data) -> nn.Module:
     return build_model(
         config.model.name, channels=channels, size=size, classes=data.classes, seed=config.seed
     )
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """In this context torch's draws depend on the seed; afterwards its state is as before."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
 
 
 def subject_of(config: Config, data: Data, parameters: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import functools
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -106,7 +106,7 @@ def _own(key: str, node: Any, kind: type[Any]) -> Any:
     typed = OmegaConf.structured(kind)
     for name, value in given.items():
         try:
-            typed[name] = _literal(value)
+            typed[name] = literal(value)
         except OmegaConfBaseException as error:
             said = "must be a list: [NAME,NAME]" if "ListConfig" in str(error) else ""
             said = said or str(error).splitlines()[0]
@@ -117,14 +117,19 @@ def _own(key: str, node: Any, kind: type[Any]) -> Any:
     return found
 
 
-def _literal(node: Any) -> Any:
-    """Return plain values with escapes, so that OmegaConf takes each text as it is."""
+def literal(node: Any, kept: Callable[[str], object] = lambda _: False) -> Any:
+    """Return plain values with escapes, so that OmegaConf takes each text as it is.
+
+    `kept`: whether a text stays a reference for OmegaConf.
+    """
     if isinstance(node, list):
-        return [_literal(each) for each in node]
+        return [literal(each, kept) for each in node]
     if isinstance(node, dict):
-        return {key: _literal(each) for key, each in node.items()}
+        return {key: literal(each, kept) for key, each in node.items()}
+    if not isinstance(node, str) or kept(node):
+        return node
     # OmegaConf reads \${ as ${, and \\ before it as one backslash.
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", node) if isinstance(node, str) else node
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", node)
 
 
 def _counting(composed: DictConfig) -> DictConfig:
@@ -183,7 +188,7 @@ def _loaded(config: str, machine: NodeGrants | None) -> Config:
         plain = json.loads(config)
         if machine is not None:
             expect_plain(plain)
-        merged = OmegaConf.merge(declared(), _literal(plain))
+        merged = OmegaConf.merge(declared(), literal(plain))
         return to_config(cast(DictConfig, merged), machine)
 
 

@@ -7,6 +7,7 @@ caller allows, or that lie here as files of the user's own with the same content
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -50,11 +51,8 @@ def info_of(config: Config, data: Data) -> ModelInfo:
         columns=None if data.columns is None else data.columns.to_json(),
         batch=evaluation_batch(objective_of(config), config.batch_size),
     )
-    named = [
-        *(word.partition("@")[0] for word in config.packages),
-        *(n for _, _, n in _named(info)),
-    ]
-    tops = dict.fromkeys(name.partition(".")[0] for name in named)
+    words = (*config.packages, *(name for _, _, name in _named(info)))
+    tops = dict.fromkeys(re.split("[@.]", word)[0] for word in words)
     return replace(info, packages=[marked(top) for top in tops if top != "edgewire"])
 
 

@@ -51,12 +51,14 @@ class ConfigError(ValueError):
 class DatasetConfig:
     """The data set and how its images are used (`edgewire.task.datasets`).
 
-    `classes`: the names of all classes, for the user's own data; a device's own data may lack some
-    of them; `holdout`: the share of a node's samples that the node uses for its own evaluation
-    instead of training; `validate`: the share of the training set that replaces the test set; no
-    node gets these samples; `per_image`: if true, each image is normalised by its own mean and
-    standard deviation; `_target_`: a function that returns `Data`, such as your own. Its arguments
-    are further keys of the group (`docs/your-task.md`).
+    `download`: whether missing files are downloaded; `size`: the side in pixels to which images are
+    scaled; null: their own, and 32 for `imagefolder`; `classes`: the names of all classes, for the
+    user's own data; a device's own data may lack some of them; `holdout`: the share of a node's
+    samples that the node uses for its own evaluation instead of training; `validate`: the share of
+    the training set that replaces the test set; no node gets these samples; `per_image`: if true,
+    each image is normalised by its own mean and standard deviation; `_target_`: a function that
+    returns `Data`, such as your own. Its arguments are further keys of the group
+    (`docs/your-task.md`).
     """
 
     name: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -68,6 +68,14 @@ def jobs_of(
         # If several overrides set the same key, BasicSweeper keeps the last one.
         jobs += BasicSweeper.split_arguments([*case, *free, *line], None)[0]
     return [list(job) for job in dict.fromkeys(map(tuple, jobs))]
+
+
+def planned(sweeper: Mapping[str, Any], words: Sequence[str]) -> list[list[str]]:
+    """Return the jobs of a command line's words. `sweeper`: the settings of its sweeper."""
+    parse = OverridesParser.create().parse_overrides
+    params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+    cases = [parse(split_case(case)) for case in sweeper.get("cases") or ()]
+    return jobs_of(cases or [[]], parse(params), parse([*words]))
 
 
 def split_case(case: object) -> list[str]:

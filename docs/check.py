@@ -1,8 +1,7 @@
 """Checks every command in the pages: `make docs-check`.
 
-A command in a fenced block is run, or a test runs it, or it is checked without running it: the
-configuration is composed, or its options are parsed. The other commands are listed with a reason.
-All commands of docs/tutorial.md are run, and print what the page shows.
+A command in a fenced block is checked without running it: its configuration is composed, or its
+options are parsed. All commands of docs/tutorial.md are run, and print what the page shows.
 """
 
 from __future__ import annotations
@@ -13,143 +12,59 @@ import re
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
-from docs.check_without_running import COMPOSED, LISTED, PARSED, ROOT, Checked, Wrong, check
-from docs.commands import Block, Command, blocks
-from docs.run_page import PageRun
-from edgewire.report.format import markdown_table
+from docs.check_without_running import ROOT, Wrong, check
+from docs.commands import blocks
+from docs.run_page import page_run, shown
 
-RUN, TESTED = "run", "tested"
-KINDS = (RUN, TESTED, COMPOSED, PARSED, LISTED)
 TUTORIAL = Path("docs/tutorial.md")
 # These commands of the tutorial do not end, or need a screen.
 NOT_RUN = re.compile(r"python -m (edgewire\.report \S+ --watch|webbrowser)\b|ssh ")
 
 
-@dataclass(frozen=True)
-class Tested:
-    """The commands of a page that a test takes from the page and runs.
-
-    `commands`: a pattern for their beginnings. `languages`: of their blocks.
-    """
-
-    page: str
-    commands: str
-    test: str
-    languages: tuple[str, ...] = ("", "bash")
-
-
-YOUR_TASK, DEPLOY = "tests/docs/test_your_task.py", "tests/docs/test_deploy.py"
-TESTS = (
-    Tested("docs/your-task.md", r"python run\.py dataset=csv ",
-           f"{YOUR_TASK}::test_a_table_trains_without_python", ("",)),
-    Tested("docs/your-task.md", r"python run\.py ",
-           f"{YOUR_TASK}::test_the_commands_train_the_page_s_model", ("",)),
-    Tested("docs/deploy.md",
-           r"python -m edgewire.deploy\.(keys (server|node|register kitchen garden)|server$)",
-           f"{DEPLOY}::test_photos_on_devices_train_a_model"),
-    Tested("docs/deploy.md", r"python -m edgewire.deploy\.node .*--node-config 'data=",
-           f"{DEPLOY}::test_photos_on_devices_train_a_model"),
-    Tested("docs/deploy.md", r"python run\.py engine=superlink .*dataset\.holdout",
-           f"{DEPLOY}::test_photos_on_devices_train_a_model"),
-)  # fmt: skip
-
-
-def pages(root: Path = ROOT) -> list[Path]:
+def pages() -> list[Path]:
     """Return the pages whose commands are checked."""
     tops = ("README.md", "CONTRIBUTING.md", "papers/benchmarks/README.md", "compression/README.md")
-    return [root / name for name in tops] + sorted((root / "docs").rglob("*.md"))
+    return [ROOT / name for name in tops] + sorted((ROOT / "docs").rglob("*.md"))
 
 
-def test_of(command: Command, block: Block) -> str | None:
-    """Return the test that runs a command of a page; None if there is none.
-
-    Raises `Wrong` if the named test does not exist any more.
-    """
-    for each in TESTS:
-        if (
-            command.page == ROOT / each.page
-            and block.language in each.languages
-            and re.match(each.commands, command.text)
-        ):
-            file, _, name = each.test.partition("::")
-            if not (ROOT / file).is_file() or f"def {name}(" not in (ROOT / file).read_text():
-                raise Wrong(f"the test {each.test}, which ran it, does not exist")
-            return each.test
-    return None
-
-
-def check_page(page: Path, ran: bool = False) -> tuple[list[Checked], list[str]]:
-    """Check the commands of a page; return how each was checked, and a line for each mistake.
+def check_page(page: Path, ran: bool = False) -> list[str]:
+    """Check the commands of a page; return a line for each mistake.
 
     `ran`: the commands of the page were run, except those of `NOT_RUN`.
     """
-    found: list[Checked] = []
     wrong: list[str] = []
     for block in blocks(page):
         if not block.is_shell:
             continue
         try:
             commands = block.commands()
-            _expect_syntax(block)
+            done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+            if done.returncode:
+                raise Wrong(done.stderr.strip().splitlines()[0])
         except (ValueError, Wrong) as error:
-            wrong.append(f"{_shown(page)}:{block.line}: {error}")
+            wrong.append(f"{shown(page)}:{block.line}: {error}")
             continue
         for command in commands:
             try:
-                if ran and not NOT_RUN.match(command.text):
-                    found.append(Checked(RUN))
-                elif test_of(command, block):
-                    found.append(Checked(TESTED))
-                else:
-                    found.append(check(command))
+                if not ran or NOT_RUN.match(command.text):
+                    check(command)
             except Wrong as error:
-                wrong.append(f"{_shown(page)}:{command.line}: {command.text}: {error}")
-    return found, wrong
-
-
-def _expect_syntax(block: Block) -> None:
-    done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
-    if done.returncode:
-        raise Wrong(done.stderr.strip().splitlines()[0])
-
-
-def _shown(page: Path) -> str:
-    return str(page.relative_to(ROOT) if page.is_relative_to(ROOT) else page)
-
-
-def table(checked: Iterable[tuple[Path, list[Checked]]]) -> str:
-    """Return a table: for each page, and for all pages, how many commands were checked how."""
-    rows = [(_shown(page), Counter(each.kind for each in found)) for page, found in checked]
-    rows = [(name, counts) for name, counts in rows if counts]
-    rows.append(("all pages", sum((counts for _, counts in rows), Counter())))
-    cells = [[name, *(str(counts[kind]) for kind in KINDS)] for name, counts in rows]
-    return markdown_table(["page", *KINDS], cells, numbers=len(KINDS))
-
-
-def listed(checked: Iterable[Checked]) -> list[str]:
-    """Return a line for each reason why commands are only listed, with their programs."""
-    programs: dict[str, set[str]] = {}
-    for each in checked:
-        if each.kind == LISTED:
-            programs.setdefault(each.reason, set()).add(each.program)
-    return [f"  {reason}: {', '.join(sorted(names))}" for reason, names in programs.items()]
+                wrong.append(f"{shown(page)}:{command.line}: {command.text}: {error}")
+    return wrong
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check all pages, print a table and the mistakes; return 1 if there are any."""
+    """Check all pages and print the mistakes; return 1 if there are any."""
     parser = argparse.ArgumentParser(prog="python -m docs.check", description=__doc__)
     parser.add_argument("pages", nargs="*", type=Path, help="only these pages")
     parser.add_argument("--no-run", action="store_true", help="run no command")
     asked = parser.parse_args(arguments)
     os.chdir(ROOT)
     began, wrong = time.monotonic(), list[str]()
-    checked: list[tuple[Path, list[Checked]]] = []
     asked_pages = [each.resolve() for each in asked.pages] or pages()
     for page in asked_pages:
         if not page.is_file():
@@ -157,15 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         tutorial = ROOT / TUTORIAL
         running = tutorial in asked_pages and not asked.no_run
-        run = stack.enter_context(PageRun(tutorial, NOT_RUN)) if running else None
+        mistakes_of_run: Callable[[], list[str]] = list
+        if running:
+            mistakes_of_run = stack.enter_context(page_run(tutorial, NOT_RUN))
         for page in asked_pages:  # while the commands of the tutorial are running
-            found, mistakes = check_page(page, ran=running and page == tutorial)
-            checked.append((page, found))
-            wrong += mistakes
-        wrong += run.mistakes() if run is not None else []
-    print(table(checked))
-    print("\nlisted:", *listed(each for _, found in checked for each in found), sep="\n")
-    print(f"\n{len(wrong)} mistakes, {time.monotonic() - began:.0f} s", *wrong, sep="\n")
+            wrong += check_page(page, ran=running and page == tutorial)
+        wrong += mistakes_of_run()
+    print(f"{len(wrong)} mistakes, {time.monotonic() - began:.0f} s", *wrong, sep="\n")
     return int(bool(wrong))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 
 SHELL = ("bash", "sh", "shell", "console")  # languages of blocks that hold commands
@@ -21,16 +22,11 @@ ELLIPSIS = "..."  # an argument of this kind stands for others
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a page: the program and its arguments, and the variables before it.
-
-    `partial`: the page leaves out some arguments, and shows "..." in their place.
-    """
+    """A command of a page: the program and its arguments; "..." stands for some of them."""
 
     page: Path
     line: int
     words: tuple[str, ...]
-    variables: dict[str, str] = field(default_factory=dict)
-    partial: bool = False
 
     @property
     def text(self) -> str:
@@ -58,15 +54,9 @@ class Block:
     def commands(self) -> list[Command]:
         """Return the block's commands in their order. Raises `ValueError` for an open quote."""
         return [
-            Command(
-                self.page,
-                number,
-                tuple(word for word in words if word != ELLIPSIS),
-                variables,
-                ELLIPSIS in words,
-            )
+            Command(self.page, number, tuple(words))
             for number, line in _logical_lines(self.text, self.line)
-            for words, variables in _simple_commands(line)
+            for words in _simple_commands(line)
         ]
 
 
@@ -115,8 +105,8 @@ def _tokens(line: str) -> list[str]:
     return list(lexer)
 
 
-def _simple_commands(line: str) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Yield the words of each simple command of a line, and the variables that it sets."""
+def _simple_commands(line: str) -> Iterator[list[str]]:
+    """Yield the words of each simple command of a line, without the variables that it sets."""
     words: list[str] = []
     target = False  # the next token is the file of a redirection
     for token in [*_tokens(line), ";"]:
@@ -125,22 +115,11 @@ def _simple_commands(line: str) -> Iterator[tuple[list[str], dict[str, str]]]:
                 words.pop()
             target = True
         elif token and set(token) <= set("();|&"):
-            yield from _command(words)
+            found = [*dropwhile(lambda w: w in KEYWORDS or ASSIGNMENT.fullmatch(w), words)]
+            if found and words[0] != "for":  # whose words are no command
+                yield found
             words, target = [], False
         elif target:
             target = False
         else:
             words.append(token)
-
-
-def _command(words: list[str]) -> Iterator[tuple[list[str], dict[str, str]]]:
-    variables: dict[str, str] = {}
-    if words[:1] == ["for"]:  # its words are no command
-        return
-    while words and (words[0] in KEYWORDS or ASSIGNMENT.fullmatch(words[0])):
-        key, equals, value = words[0].partition("=")
-        if equals:
-            variables[key] = value
-        words = words[1:]
-    if words:
-        yield words, variables

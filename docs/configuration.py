@@ -1,42 +1,33 @@
 """Writes docs/configuration.md, which lists every group, choice and option, from the code.
 
-Run `python -m docs.configuration`. A test fails if the page differs from this module's output.
+Run `python -m docs.configuration`. A test fails if the page differs from this module's output. The
+page's introduction is written by hand.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from docs.text import sentence, summary, told, word, wrap
+from docs.text import sentence, summary, told, wrap
 from edgewire.compression.registry import STAGES, get, names, option_fields
 from edgewire.compression.screening import Screening
-from edgewire.conf.load import HERE
+from edgewire.conf.load import HERE, compose_config
 from edgewire.conf.network import DeviceClass, Network
-from edgewire.conf.schema import (
-    CompressionConfig,
-    Config,
-    DatasetConfig,
-    DownlinkConfig,
-    ModelConfig,
-)
+from edgewire.conf.schema import CompressionConfig, Config, DatasetConfig, ModelConfig
+from edgewire.report.runs import as_text, dotted
 
 PAGE = Path(__file__).with_name("configuration.md")
 COMMAND = "python -m docs.configuration"
-SCHEMAS: dict[str, type] = {
-    "dataset": DatasetConfig,
-    "model": ModelConfig,
-    "network": Network,
-}
+BEGIN = "## The run"  # the page is generated from this line on
+SCHEMAS: dict[str, type] = {"dataset": DatasetConfig, "model": ModelConfig, "network": Network}
 CUT = (
     "If the layers of a model are divided among nodes (`strategy=synthetic_gradients` or "
     "`strategy=split_backprop`), the group `compression` applies to the activations that nodes "
@@ -44,6 +35,8 @@ CUT = (
     "activations."
 )
 CHANGES = (
+    "`downlink` has all options of `compression`, and also `downlink.changes` and "
+    "`downlink.from_seed`. "
     "With `downlink.changes=true` the server sends a node the change of the model since the node's "
     "version; with false it sends the whole model. With `downlink.from_seed=true` the server does "
     "not send the model before training. Each node makes it from `seed`."
@@ -63,51 +56,14 @@ PRESETS = ("algorithm", "task")  # groups whose files set options of other group
 VALUES = ("compression", "downlink", "model", "network")  # choices without a class
 KINDS = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}
 ABSURD: dict[type, Any] = {int: -(10**9), float: -1e9, str: "?"}  # always refused
-INTRO = f"""
-<!-- Written by `{COMMAND}`: edit the code, not this page. -->
-# Configuration
-
-This page lists every group and option of `python run.py`. It is generated from the code.
-
-* `GROUP=CHOICE` selects one of a group's choices: `strategy=fedadam`,
-  `strategy/optimizer=momentum`.
-* `KEY=VALUE` sets an option: `nodes=20`, `compression.density=0.01`.
-* `+KEY=VALUE` sets an option that this page does not list, but that the group's class has:
-  `+optimizer.amsgrad=true`.
-* With `-m`, values separated by commas make a sweep: `python run.py -m seed=0,1,2`.
-* `hydra.run.dir=FOLDER` sets the folder for the results.
-* `--config-path RUN/.hydra --config-name config` repeats the run whose results are in the folder
-  `RUN`.
-* A wrong name or value is refused. The error message is one line and lists the valid names or
-  values.
-
-```
-python run.py algorithm=fedavg_f2i                      # int8 updates, compressed with zstd
-python run.py algorithm=edgewire                        # few bytes; fidelity=low sends fewer
-python run.py algorithm=esgd compression.drop=0.875     # 4 nodes, 2,000 rounds of one gradient each
-python run.py algorithm=adacomp                         # asynchronous, 200 nodes
-python run.py algorithm=synthetic_gradients             # one model, its layers on four nodes
-python run.py task=keywords compression=topk            # keyword spotting, sparse updates
-python run.py algorithm=dgc dataset=mnist dataset.download=true model=lenet5
-python run.py compression=topk compression.density=0.02 downlink=f2i    # compresses both directions
-python run.py strategy=fedadam compression=f2i partition=dirichlet partition.alpha=0.3
-python run.py dataset=imagefolder dataset.root=$HOME/photos model=resnet18 local_steps=20
-python run.py network=adsl                              # simulates ADSL links
-```
-
-An option on the command line overrides a preset (`algorithm=`). A preset overrides the defaults of
-the groups. [algorithms.md](algorithms.md) explains each compression method and its options.
-[glossary.md](glossary.md) defines words such as update, delta, residual and replica.
-"""
 
 
 def page() -> str:
     """Return the text of docs/configuration.md."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(HERE), version_base="1.3"):
-        chosen = compose("config", return_hydra_config=True).hydra.runtime.choices
+    chosen = compose_config([], hydra=True).hydra.runtime.choices
     without = {*_groups(), "gradients", "screen"}  # these have separate tables
-    lines = [*INTRO.strip().splitlines(), "", "## The run", "", *_schema("", Config, without)]
+    intro = PAGE.read_text().partition(BEGIN)[0]
+    lines = [*intro.splitlines(), BEGIN, "", *_schema("", Config, without)]
     lines += ["", "### screen: limits of updates and weights", "", *_schema("screen.", Screening)]
     for group, about in _groups().items():
         lines += ["", f"## {group}", "", *wrap(sentence(about[0].upper() + about[1:]))]
@@ -121,12 +77,7 @@ def page() -> str:
         if group == "compression":
             lines += ["", *_stages(), "", "### compression=CHOICE", "", *wrap(CUT)]
         if group == "downlink":
-            own = {f.name for f in fields(DownlinkConfig)} - {
-                f.name for f in fields(CompressionConfig)
-            }
-            words = " and ".join(f"`downlink.{name}`" for name in sorted(own))
-            said = f"`downlink` has all options of `compression`, and also {words}. {CHANGES}"
-            lines += ["", *wrap(said)]
+            lines += ["", *wrap(CHANGES)]
         lines += ["", *_choices(group, group, chosen.get(group))]
         for folder in sorted(path for path in (HERE / group).iterdir() if path.is_dir()):
             inner = f"{group}/{folder.name}"
@@ -138,10 +89,8 @@ def page() -> str:
 
 def _groups() -> dict[str, str]:
     """Return each group and its description, in the order of `python run.py --help`."""
-    template = OmegaConf.to_container(
-        OmegaConf.load(HERE / "hydra/help/edgewire.yaml"), resolve=False
-    )
-    listed = str(cast(dict[str, Any], template)["template"]).split("Groups\n")[1].split("\n\n")[0]
+    template = str(_load(HERE / "hydra/help/edgewire.yaml")["template"])
+    listed = template.split("Groups\n")[1].split("\n\n")[0]
     found = dict(line.split(maxsplit=1) for line in listed.splitlines())
     folders = sorted(path.name for path in HERE.iterdir() if any(path.glob("*.yaml")))
     return found | {name: name for name in folders if name not in found}
@@ -155,20 +104,16 @@ def _schema(prefix: str, schema: type, without: Collection[str] = ("name", "own"
         if field.name not in without:
             allowed = _allowed(schema, hints[field.name], field)
             lines.append(f"| `{prefix}{field.name}` | {_default(field)} | {allowed} |")
-    about = _of_options(inspect.getdoc(schema) or "")
+    # as on the command line, and without what it raises
+    about = re.sub(r"\s*Raises\s`\w+` for [^.]*\.$", "", (inspect.getdoc(schema) or "").strip())
+    about = re.sub(r"\bNone\b", "null", about)
     return lines if about.startswith(f"{schema.__name__}(") else [*lines, *told(about)]
-
-
-def _of_options(about: str) -> str:
-    """Return a docstring with null (as on the command line) for None, and without "Raises"."""
-    without = re.sub(r"\s*Raises\s`\w+` for [^.]*\.$", "", about.strip())
-    return re.sub(r"\bNone\b", "null", without)
 
 
 def _default(field: Field[Any]) -> str:
     if field.default is not MISSING:
-        return f"`{word(field.default)}`"
-    return "none" if field.default_factory is MISSING else f"`{word(field.default_factory())}`"
+        return f"`{as_text(field.default)}`"
+    return "none" if field.default_factory is MISSING else f"`{as_text(field.default_factory())}`"
 
 
 def _allowed(schema: type, kind: Any, field: Field[Any]) -> str:
@@ -203,7 +148,7 @@ def _stages() -> list[str]:
             method = get(stage, name)
             lines += wrap(f"`{name}`: {summary(method)}", "* ", "  ")
             for field in fields(cast(Any, method)):
-                option = f"`compression.{field.name}={word(field.default)}`"
+                option = f"`compression.{field.name}={as_text(field.default)}`"
                 rows.append(f"| {name} | {option} | {_accepted(method, field)} |")
         if rows:
             lines += ["", "| method | option and default | must be |", "|---|---|---|", *rows]
@@ -231,7 +176,9 @@ def _presets(group: str, default: str | None) -> list[str]:
     lines.append("")
     for path in sorted((HERE / group).glob("*.yaml")):
         lines += wrap(f"`{path.stem}`: {sentence(_head(path))}", "* ", "  ")
-        words = " ".join(f"{key}={word(value)}" for key, value in preset(path.stem, group).items())
+        words = " ".join(
+            f"{key}={as_text(value)}" for key, value in preset(path.stem, group).items()
+        )
         lines += wrap(f"Sets `{words}`.", "  ", "  ")
     return lines
 
@@ -248,7 +195,7 @@ def preset(name: str, group: str = "algorithm") -> dict[str, Any]:
         elif isinstance(entry, dict):
             groups |= {key.removeprefix("override /"): value for key, value in entry.items()}
     content.pop("algorithm", None)
-    return groups | values | dict(_flat(content))
+    return groups | values | dict(dotted(content))
 
 
 def _choices(group: str, prefix: str, default: str | None) -> list[str]:
@@ -267,22 +214,21 @@ def _choices(group: str, prefix: str, default: str | None) -> list[str]:
         target = content.pop("_target_", None)
         for key in ("_partial_", "name"):
             content.pop(key, None)
-        options = dict(_flat(content))
+        options = dict(dotted(content))
         plain = [key for key in options if key not in notes or group in VALUES]
         if group == "dataset":
             plain = []  # the table lists the data sets' options
-        words = [f"{owner}.{key}={word(options[key])}" for key in plain]
+        words = [f"{owner}.{key}={as_text(options[key])}" for key in plain]
         lines += wrap(text, "* ", "  ")
         sets = [*bases, *([f"`{' '.join(words)}`"] if words else [])]
         kind = "Class" if target and target.rpartition(".")[2][0].isupper() else "Function"
         about = f"{kind} `{target}`. " if target else ""
-        about += (
-            f"{'Sets' if group in VALUES else 'Options:'} {', and '.join(sets)}." if sets else ""
-        )
+        if sets:
+            about += f"{'Sets' if group in VALUES else 'Options:'} {', and '.join(sets)}."
         lines += wrap(about, "  ", "  ") if about else []
         for key, note in notes.items():
             if key in options and key not in plain and f"`{key}`" not in named:
-                shown = f"`{owner}.{key}={word(options[key])}`"
+                shown = f"`{owner}.{key}={as_text(options[key])}`"
                 lines += wrap(f"{shown}: {note}", "  * ", "    ")
     return lines
 
@@ -311,14 +257,6 @@ def _notes(path: Path) -> dict[str, str]:
     """Return key -> comment for the keys of a YAML file that have a comment on their line."""
     found = re.findall(r"^(\w+):[^#\n]*#\s*(.*)$", path.read_text(), re.MULTILINE)
     return {key: sentence(note) for key, note in found}
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 if __name__ == "__main__":

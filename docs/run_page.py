@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,78 +28,66 @@ LEFT_OUT = (
 NUMBER = re.compile(r"[-+]?\d[\d.,:/]*(?:\s?(?:kB|MB|GB|B|ms|s|min|h)\b)?")
 
 
-class PageRun:
-    """Runs a page's commands in a copy of the project, which takes minutes.
+@contextmanager
+def page_run(page: Path, not_run: re.Pattern[str]) -> Iterator[Callable[[], list[str]]]:
+    """Run a page's commands in a copy of the project; yield `mistakes`, which waits for their end.
 
     `not_run`: the beginnings of commands whose blocks are left out. A block of `OUTPUT` after a
-    command shows some lines of what it prints. Their numbers may differ.
+    command shows some lines of what it prints. Their numbers may differ. At the end of this context
+    all processes end, also those that the page has left running.
     """
-
-    def __init__(self, page: Path, not_run: re.Pattern[str]) -> None:
-        self._page = page
-        self._shell: list[Block] = []
-        self._expected: list[tuple[Block, Block]] = []  # commands, and what they print
-        for block in blocks(page):
-            if block.is_shell and not any(not_run.match(each.text) for each in block.commands()):
-                self._shell.append(block)
-            elif block.language == OUTPUT and self._shell:
-                self._expected.append((self._shell[-1], block))
-        self._process: subprocess.Popen[bytes] | None = None
-        self._began = time.monotonic()
-
-    def __enter__(self) -> PageRun:
-        """Start the commands."""
-        self._top = TemporaryDirectory(prefix="edgewire-docs-")
-        top = Path(self._top.name)
-        copy, self._log = top / "edgewire", top / "log"
+    shell: list[Block] = []
+    expected: list[tuple[Block, Block]] = []  # commands, and what they print
+    for block in blocks(page):
+        if block.is_shell and not any(not_run.match(each.text) for each in block.commands()):
+            shell.append(block)
+        elif block.language == OUTPUT and shell:
+            expected.append((shell[-1], block))
+    # The environment is there: make must not make it again.
+    script = 'set -eo pipefail\nmake() { command make --old-file=.venv/ready "$@"; }\n'
+    script += "".join(f"echo '{MARK} {each.line}'\n{each.text}\n" for each in shell)
+    path = f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"
+    until = time.monotonic() + SECONDS
+    with TemporaryDirectory(prefix="edgewire-docs-") as top, Path(top, "log").open("w+b") as log:
+        copy = Path(top, "edgewire")
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
         (copy / ".venv").symlink_to(sys.prefix)
-        # The environment is there: make must not make it again.
-        script = 'set -eo pipefail\nmake() { command make --old-file=.venv/ready "$@"; }\n'
-        script += "".join(f"echo '{MARK} {each.line}'\n{each.text}\n" for each in self._shell)
-        variables = {
-            **os.environ,
-            "PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}",
-            "HOME": str(top),
-            "OMP_NUM_THREADS": "1",
-            "COLUMNS": "200",
-        }
-        with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                ["bash", "-c", script], cwd=copy, env=variables, stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-        return self
+        variables = {"PATH": path, "HOME": top, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        process = subprocess.Popen(
+            ["bash", "-c", script], cwd=copy, env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
 
-    def __exit__(self, *error: object) -> None:
-        """End all processes, also those that the page has left running, and remove the copy."""
-        assert self._process is not None
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._top.cleanup()
+        def mistakes() -> list[str]:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(until - time.monotonic(), 0.1))
+            printed = Path(log.name).read_text(errors="replace")
+            name = shown(page)
+            parts = re.split(rf"^{MARK} (\d+)$", printed, flags=re.MULTILINE)
+            said = dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
+            if code := process.returncode:
+                last = next((each for each in reversed(printed.splitlines()) if each.strip()), "")
+                return [f"{name}:{max(said, default=1)}: exit code {code}: {last}"]
+            if code is None:
+                return [f"{name}:{max(said, default=1)}: still at work after {SECONDS} s"]
+            return [
+                f"{name}:{shown.line + number}: not printed: {line}"
+                for block, shown in expected
+                for number, line in enumerate(shown.text.splitlines())
+                if not is_printed(line, said[block.line])
+            ]
 
-    def mistakes(self) -> list[str]:
-        """Wait for the end of the commands; return a line for each mistake."""
-        assert self._process is not None
         try:
-            code = self._process.wait(max(self._began + SECONDS - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            code = -1
-        printed = self._log.read_text(errors="replace")
-        name = self._page.relative_to(ROOT) if self._page.is_relative_to(ROOT) else self._page
-        parts = re.split(rf"^{MARK} (\d+)$", printed, flags=re.MULTILINE)
-        said = dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
-        if code:
-            last = ([line for line in printed.splitlines() if line.strip()] or [""])[-1]
-            what = f"exit code {code}" if code > 0 else f"still at work after {SECONDS} s"
-            return [f"{name}:{max(said, default=1)}: {what}: {last}"]
-        return [
-            f"{name}:{shown.line + number}: not printed: {line}"
-            for block, shown in self._expected
-            for number, line in enumerate(shown.text.splitlines())
-            if not is_printed(line, said[block.line])
-        ]
+            yield mistakes
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def shown(page: Path) -> str:
+    """Return a page's path as messages have it."""
+    return str(page.relative_to(ROOT) if page.is_relative_to(ROOT) else page)
 
 
 def is_printed(line: str, printed: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from typing import Any
 
 KEY = (  # a.b, a.b=, a=, a=b, a_b, a/b; not Mbit/s
     r"(?<![`\w./])((?:[a-z_]+\.)*[a-z_]+=(?:[\w.]*\w)?|[a-z_]+(?:\.[a-z_]+)+|[a-z]+_[a-z_]+"
@@ -27,13 +26,6 @@ def sentence(text: str) -> str:
     """Return a text with a full stop, and with backticks around keys, names such as a_b, paths."""
     coded = re.sub(f"`[^`]*`|{KEY}", lambda found: f"`{found[1]}`" if found[1] else found[0], text)
     return coded if coded.endswith((".", ":")) else coded + "."
-
-
-def word(value: Any) -> str:
-    """Return a value as the command line takes it."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower() if value is not None else "null"
-    return str(value)
 
 
 def summary(method: type) -> str:

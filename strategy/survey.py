@@ -17,7 +17,7 @@ from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.run.whole_files import replace_file
 from edgewire.task.datasets.table import wished
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, listed
 from edgewire.task.tables.learn import columns_of
 from edgewire.task.tables.survey import Survey, merged, refused
 
@@ -53,10 +53,9 @@ def survey(grid: OrderedGrid, config: Config, folder: Path) -> None:
     out = {node: why for node, why in out.items() if node not in found} | refused(found)
     lines = [f"{called(node)}: {why}" for node, why in out.items()]
     if 2 * (len(nodes) - len(out)) <= len(nodes):
-        more = f"; and {len(lines) - 5} more" if len(lines) > 5 else ""
         raise ConfigError(
             f"{len(nodes) - len(out)} of {len(nodes)} nodes gave columns that most nodes share, "
-            f"and more than half are needed: {'; '.join(lines[:5])}{more}"
+            f"and more than half are needed: {listed(lines, 5, '; ')}"
         )
     for line in lines:
         log.warning("the columns are those of the other nodes; %s", line)

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 from hypothesis import settings
 
 # torch reads it when it is imported. With more threads a forked worker would hang.
@@ -166,6 +167,12 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Let Python free objects in the order that libraries need."""
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def hydra_has_run_nothing():
+    """Forget the settings of the last run, which a new process does not have either."""
+    HydraConfig.instance().cfg = None
 
 
 @pytest.fixture

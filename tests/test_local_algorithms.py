@@ -99,11 +99,11 @@ WRONG = {
     "a vector less": ("run.vectors.clear(); run.steps = 1; return 0.5", "reports the vectors {}"),
     "a state that is no tensor": (
         "run.state['count'] = 3; run.steps = 1; return 0.5",
-        "must be a tensor, not 3",
+        "must be a dense tensor of float16, float32, float64, integers or bools, not 3",
     ),
     "a state of another type": (
         "run.state['half'] = torch.zeros(3).bfloat16(); run.steps = 1; return 0.5",
-        "is torch.bfloat16: store float16",
+        "integers or bools, not torch.bfloat16",
     ),
     "a vector that is not finite": (
         "run.vectors['pull'][3] = float('nan'); run.steps = 1; return 0.5",

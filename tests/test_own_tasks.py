@@ -199,7 +199,7 @@ WRONG = {
     "no model": (["model._target_=mine_tasks.three"], "nn.Module is taken"),
     "a model of images": (["model=lenet5"], "no images"),
     "an objective for other targets": (["objective=classification"], "torch.int64"),
-    "a partition of classes": (["partition=dirichlet"], "the targets are no classes"),
+    "a partition of classes": (["partition=dirichlet"], "label needs targets that are classes"),
     "a key without a function": (["dataset._target_=null", "+dataset.rot=x"], "dataset.root?"),
     "images that each are normalised": (["dataset.per_image=true"], "is for images"),
     "inputs of another shape": (["+dataset.features=5"], "do not fit each other"),
@@ -351,9 +351,9 @@ def test_an_option_that_a_function_lacks_is_not_ignored(word, own_files):
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        (torch.tensor(3.0), "are one value"),
-        (torch.eye(9).to_sparse(), "are sparse or have requires_grad"),
-        (torch.eye(9, requires_grad=True), "are sparse or have requires_grad"),
+        (torch.tensor(3.0), r"are float32 \(\): give a dense tensor"),
+        (torch.eye(9).to_sparse(), "are float32 sparse_coo"),
+        (torch.eye(9, requires_grad=True), "are float32 with a gradient"),
     ],
 )
 def test_inputs_that_cannot_be_batched_are_named_before_the_run(inputs, said):

@@ -11,11 +11,12 @@ import logging
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -125,7 +126,8 @@ class Comparison:
         """`base`, typed, with what it leaves to the data."""
         folder = self.parsed.config_dir
         look_in([*([Path(folder).absolute().parent] if folder else []), Path.cwd()])
-        return typed(from_data(self.base))
+        with TemporaryDirectory() as place:  # for a survey; each run asks the nodes again
+            return typed(from_data(self.base, Path(place), self.task))
 
     @cached_property
     def title(self) -> str:
@@ -227,17 +229,18 @@ def say(*lines: object) -> None:
         console.print(line, markup=False)
 
 
-def compare(words: Sequence[str], search: Callable[[Comparison], int]) -> int:
+def compare(words: Sequence[str]) -> int:
     """Make the runs and print what they say; return the exit code.
 
-    `words`: as in `USAGE`; `search`: for what `goal=` asks. Raises `ConfigError`, `TaskError`,
-    `RunFailed` and `ResultsError`.
+    `words`: as in `USAGE`. Raises `ConfigError`, `TaskError`, `RunFailed` and `ResultsError`.
     """
     if {"-h", "--help"} & {*words}:
         print(USAGE)
         return 0
     asked = Comparison(words)
     if "goal" in asked.given:
+        from edgewire.command.search import search  # it imports this module
+
         return search(asked)
     if beside := [key for key in ("minutes", "bytes") if key in asked.given]:
         raise ConfigError(f"{beside[0]}= goes with goal=, as in goal=accuracy:0.9 network=lora")

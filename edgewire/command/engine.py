@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -19,11 +18,11 @@ from edgewire.machine.job import Job
 ROOT = Path(__file__).parents[2]
 
 
-def job_of(config: Config, composed: DictConfig, folder: Path, **values: Any) -> Job:
-    """Return the job of a configuration, typed and as composed; `values`: more run-config."""
+def job_of(config: Config, composed: DictConfig, folder: Path) -> Job:
+    """Return the job of a configuration, typed and as composed."""
     return Job(
         ROOT,
-        {**run_config(composed, output=str(folder)), **values},
+        {**run_config(composed, output=str(folder))},
         config.nodes,
         folder,
         config.seed,

@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -31,33 +30,17 @@ MISTAKES = ConfigError, TaskError, UsageError, LoggerError, ResultsError  # of t
 STOPPED = 130  # exit code after Ctrl-C
 
 
-@dataclass(frozen=True)
 class Caller:
     """`python`: whether Python code has called; it gets results and exceptions, not lines.
 
     `progress`: whether to show the progress of a run.
     """
 
-    python: bool = False
-    progress: bool = True
+    python = False
+    progress = True
 
 
-_callers = [Caller()]
-
-
-def caller() -> Caller:
-    """Return who has called the command that is running."""
-    return _callers[-1]
-
-
-@contextmanager
-def called_from(new: Caller) -> Iterator[None]:
-    """In this context, the command has this caller."""
-    _callers.append(new)
-    try:
-        yield
-    finally:
-        _callers.pop()
+CALLER = Caller()  # of the command that is running
 
 
 class Diverged(Exception):
@@ -144,5 +127,5 @@ def clear_errors() -> Iterator[None]:
 
 
 def _print(line: str) -> None:
-    if not caller().python and VIEW not in os.environ:
+    if not CALLER.python and VIEW not in os.environ:
         print(line, file=sys.stderr)

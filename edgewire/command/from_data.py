@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from edgewire.command.survey import cost_of, surveyed
@@ -35,15 +35,16 @@ CLASSIFICATION = "edgewire.task.objectives.classification.Classification"
 BALANCED = "balanced"
 
 
-def from_data(composed: DictConfig) -> DictConfig:
+def from_data(composed: DictConfig, folder: Path, words: Iterable[str]) -> DictConfig:
     """Return a new run's configuration with finished values; it is `composed` if nothing changes.
 
-    Raises `ConfigError` or `TaskError` in one line if the data that a value needs cannot be read.
+    `folder`: gets the files of a survey. `words`: the user's overrides. Raises `ConfigError` or
+    `TaskError` in one line if the data that a value needs cannot be read.
     """
-    return with_objective(with_columns(composed))
+    return with_objective(with_columns(composed, folder, words), folder)
 
 
-def with_columns(composed: DictConfig) -> DictConfig:
+def with_columns(composed: DictConfig, folder: Path, words: Iterable[str]) -> DictConfig:
     """Return a configuration with the columns of its table, and what they decide.
 
     These are the size of the model, if `task=table` has chosen it, and the objective, unless the
@@ -64,7 +65,7 @@ def with_columns(composed: DictConfig) -> DictConfig:
         found.dataset.columns = _of_file(str(columns))
     data = None if columns == SURVEY else read()
     if data is None or (data.columns is None and is_submitted(typed(found))):
-        found.dataset.columns = Columns.from_json(surveyed(found)).to_json()
+        found.dataset.columns = Columns.from_json(surveyed(found, folder)).to_json()
         data = read()
     if data.columns is None:
         raise ConfigError(
@@ -74,7 +75,7 @@ def with_columns(composed: DictConfig) -> DictConfig:
     found.dataset.columns = data.columns.to_json()
     if found.model.get("_target_") == TABLE_MLP:
         found.model = _sized(found.model, data.columns)
-    chosen = any(word.startswith("objective=") for word in HydraConfig.get().overrides.task)
+    chosen = any(word.startswith("objective=") for word in words)
     target = data.columns.target
     if objective["_target_"] == CLASSIFICATION and target and not data.classes and not chosen:
         objective = {"_target_": REGRESSION, "metrics": objective.get("metrics")}
@@ -112,7 +113,7 @@ def _sized(model: DictConfig, columns: Columns) -> DictConfig:
     return cast(DictConfig, OmegaConf.merge(new, kept, sizes))
 
 
-def with_objective(composed: DictConfig) -> DictConfig:
+def with_objective(composed: DictConfig, folder: Path) -> DictConfig:
     """Return a configuration with the class weights and the metrics of its data.
 
     `objective.class_weights=balanced` becomes the list n / (K * count) of the training samples, as
@@ -128,7 +129,7 @@ def with_objective(composed: DictConfig) -> DictConfig:
     config = typed(cast(DictConfig, OmegaConf.merge(composed, {"objective": found})))
     data = loaded(as_the_server_reads(config))
     if balanced:
-        counts = _counts(data)
+        counts = _counts(data, folder)
         if not counts.sum():
             raise ConfigError(
                 "objective.class_weights=balanced needs training samples with classes, and there "
@@ -137,22 +138,22 @@ def with_objective(composed: DictConfig) -> DictConfig:
         weights = counts.sum() / (len(counts) * counts)
         found["class_weights"] = weights.masked_fill(counts == 0, 1.0).tolist()
     if unnamed and data.classes:
-        found["metrics"] = _default_metrics(config, data)
+        found["metrics"] = _default_metrics(config, data, _counts(data, folder))
     return cast(DictConfig, OmegaConf.merge(composed, {"objective": found})) if found else composed
 
 
-def _default_metrics(config: Config, data: Data) -> list[str]:
+def _default_metrics(config: Config, data: Data, counts: Tensor) -> list[str]:
     """Return the names of a new run's metrics."""
     from edgewire.strategy.factory import asks_nodes, made
     from edgewire.task.objectives.metrics import default_metrics
 
-    counts = _counts(data).tolist() if config.dataset.own.get("_target_") == TABLE else []
-    majority = max(counts, default=0.0) / max(sum(counts), 1.0)
+    known = counts.tolist() if config.dataset.own.get("_target_") == TABLE else []
+    majority = max(known, default=0.0) / max(sum(known), 1.0)
     asked = data.classes == 2 and asks_nodes(made(config))
     return default_metrics(data.classes, scores=not asked, majority=majority)
 
 
-def _counts(data: Data) -> Tensor:
+def _counts(data: Data, folder: Path) -> Tensor:
     """Return the number of training samples of each class, float64 (K,).
 
     Of a survey, it is the number of the nodes' rows, without classes that few rows have. Without
@@ -160,7 +161,7 @@ def _counts(data: Data) -> Tensor:
     """
     import torch
 
-    if counts := cost_of(Path(HydraConfig.get().runtime.output_dir)).get("classes"):
+    if counts := cost_of(folder).get("classes"):
         return torch.tensor(counts, dtype=torch.float64)
     targets = data.train.targets
     if not isinstance(targets, torch.Tensor) or targets.dtype != torch.int64:

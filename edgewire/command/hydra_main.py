@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser
-from collections.abc import Iterator
-from contextlib import chdir, contextmanager
+from contextlib import chdir
 from pathlib import Path
 from string import Template
 
@@ -31,27 +29,13 @@ def run_hydra(words: list[str]) -> None:
     """
     SweepEnd.code = 0
     keep_loopback_direct()
-    with clear_errors(), orderly_exit(), unchecked_help(), SWEEP:
+    with clear_errors(), orderly_exit(), SWEEP:
         if {"-h", "--help"} & set(words):
             print(help_text(words))
             return
         sys.argv = [sys.argv[0], *command_line(words)]
         with chdir(started_in(words)):
             main()
-
-
-@contextmanager
-def unchecked_help() -> Iterator[None]:
-    """Let Hydra 1.3 make its parser with a help text that is not a string.
-
-    Python 3.14 checks each help text and would refuse this one.
-    """
-    check = "_check_help"  # the method that checks each help text
-    setattr(ArgumentParser, check, lambda parser, action: None)
-    try:
-        yield
-    finally:
-        delattr(ArgumentParser, check)
 
 
 def help_text(words: list[str]) -> str:

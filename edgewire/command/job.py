@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from edgewire.command.engine import engine_for, job_of
-from edgewire.command.exit import Diverged, Failed, caller, clear_errors
+from edgewire.command.exit import CALLER, Diverged, Failed, clear_errors
 from edgewire.command.from_data import as_the_server_reads, from_data, is_submitted, loaded
 from edgewire.command.run_lock import run_lock
-from edgewire.command.saved_config import CONFIG_DIR, RESUME, completed, continues, resumes
+from edgewire.command.saved_config import RESUME, completed, config_dirs, continues, resumes
 from edgewire.command.survey import FILE as COLUMNS
 from edgewire.command.survey import cost_of
 from edgewire.command.sweep import (
@@ -138,20 +138,22 @@ def put_aside(folder: Path, began: float) -> None:
 def run(composed: DictConfig, folder: Path) -> None:
     """Run a composed configuration in Hydra's run folder and print its summary."""
     refuse_sweep()
-    composed = completed(composed)
-    look_in(own_folders())
+    composed, hydra = completed(composed), HydraConfig.get()
+    look_in([*(Path(each).parent for each in config_dirs(hydra.runtime)), Path.cwd()])
     config = typed(composed)
     loggers = loggers_of(config)
     set_up_logging(config.verbose)
-    hydra = HydraConfig.get()
-    screen = silent if caller().python else console
-    if caller().python:
+    screen = silent if CALLER.python else console
+    if CALLER.python:
         with delayed():  # a process cannot import torch again after an interrupted import
             import_module("torch")
     if not resumes():
         (folder / COLUMNS).unlink(missing_ok=True)
         engine_for(config, job_of(config, composed, folder))  # refuses before data are read
-    if hydra.job.name != RESUME and (finished := from_data(composed)) is not composed:
+    finished = composed
+    if hydra.job.name != RESUME:
+        finished = from_data(composed, folder, hydra.overrides.task)
+    if finished is not composed:
         composed, config = finished, typed(finished)
         write_configuration(composed, folder)
         if (columns := config.dataset.own.get("columns")) and columns != RUN.columns:
@@ -188,7 +190,7 @@ def run(composed: DictConfig, folder: Path) -> None:
         progress = run_progress(
             folder,
             config.rounds,
-            console if caller().progress else silent,
+            console if CALLER.progress else silent,
             shared=not alone(),
             name=f"job {hydra.job.num}: " if hydra.mode is RunMode.MULTIRUN else "",
             metric=metric,
@@ -209,7 +211,7 @@ def run(composed: DictConfig, folder: Path) -> None:
     if hydra.mode is RunMode.MULTIRUN:
         said = f"{metric.name} {metric.text(result.get(metric.name))}"
         line = SweepEnd.line(hydra.job.num, hydra.overrides.task, said)
-        (console if caller().progress else silent).print(line, markup=False, soft_wrap=True)
+        (console if CALLER.progress else silent).print(line, markup=False, soft_wrap=True)
         screen = silent
     screen.print("\n".join(summary(folder)), markup=False, soft_wrap=True)
     if result.get("segments"):
@@ -224,13 +226,6 @@ def run(composed: DictConfig, folder: Path) -> None:
         log.warning("no model card (%s) can be written: %s", CARD, error)
 
 
-def own_folders() -> list[Path]:
-    """Return the folder that holds the folder of `--config-dir`, if any; the working directory."""
-    runtime = HydraConfig.get().runtime
-    given = [Path(each.path) for each in runtime.config_sources if each.provider == CONFIG_DIR]
-    return [*(folder.parent for folder in given), Path(runtime.cwd)]
-
-
 def how_to_resume(folder: Path, *, sweep: bool) -> str:
     """Return the message that says how to resume a stopped run."""
     word = f"resume={folder}"
@@ -240,7 +235,7 @@ def how_to_resume(folder: Path, *, sweep: bool) -> str:
         call, effect = f"sweep({word!r})", "continues the sweep"
     elif not any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
         return "no checkpoint was written yet: the same command starts a new run"
-    return f"`{call if caller().python else f'python run.py {shlex.quote(word)}'}` {effect}"
+    return f"`{call if CALLER.python else f'python run.py {shlex.quote(word)}'}` {effect}"
 
 
 @contextmanager
@@ -265,10 +260,7 @@ def result_aside(folder: Path) -> Iterator[None]:
 
 def has_diverged(folder: Path) -> bool:
     """Return whether a run's result says that its model has diverged."""
-    try:
-        return bool(read_result(folder)["diverged"])
-    except FileNotFoundError:
-        return False
+    return (folder / "result.json").exists() and bool(read_result(folder)["diverged"])
 
 
 def alone() -> bool:

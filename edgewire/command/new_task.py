@@ -12,10 +12,10 @@ from keyword import iskeyword
 from pathlib import Path
 
 from edgewire.conf.load import HERE as CONF
+from edgewire.conf.own_packages import TEST
 from edgewire.conf.schema import ConfigError
 from edgewire.import_names import FOLDERS
 
-NEW = "new"  # the word of the command line
 TEMPLATE = Path(__file__).with_name("template")
 NAME, FOLDER = "my_task", "FOLDER"  # in the template: the task's name, and its folder
 
@@ -27,14 +27,12 @@ def new_task(words: Sequence[str]) -> str:
     our experiments, and for a folder that exists.
     """
     if len(words) != 1:
-        raise ConfigError(f"python run.py {NEW} takes one name, as in: python run.py {NEW} my_task")
+        raise ConfigError("python run.py new takes one name, as in: python run.py new my_task")
     name = words[0]
     _expect_free(name)
     folder = Path(name).absolute()
-    try:
-        folder.mkdir()
-    except FileExistsError as error:
-        raise ConfigError(f"{folder} is there already: choose another name") from error
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already: choose another name")
     for source in sorted(TEMPLATE.rglob("*.*")):
         path = source.relative_to(TEMPLATE)
         if path.suffix not in (".py", ".yaml", ".md"):
@@ -52,15 +50,10 @@ def _expect_free(name: str) -> None:
         raise ConfigError(
             f"{name!r} is no name for a task: give a letter, then letters, digits and _"
         )
-    if iskeyword(name):
-        raise ConfigError(f"{name} has a meaning in Python: choose another name")
-    if name.startswith("test_") or name.endswith("_test"):
-        raise ConfigError(f"{name} names a test, which Flower does not send: choose another name")
-    found = None
+    # Flower does not send a file that is named as a test.
+    taken = iskeyword(name) or name in FOLDERS or bool(TEST.fullmatch(f"/{name}.py"))
+    taken |= name in sys.stdlib_module_names or (CONF / "experiment" / f"{name}.yaml").exists()
     with suppress(ModuleNotFoundError):  # a name of an older release of EdgeWire
-        found = None if name in sys.stdlib_module_names else find_spec(name)
-    known = name in (*sys.stdlib_module_names, *FOLDERS)
-    if known or (found is not None and found.has_location):
-        raise ConfigError(f"{name} is a package that Python has already: choose another name")
-    if (CONF / "experiment" / f"{name}.yaml").exists():
-        raise ConfigError(f"experiment={name} is one of EdgeWire's: choose another name")
+        taken = taken or ((found := find_spec(name)) is not None and found.has_location)
+    if taken:
+        raise ConfigError(f"{name} has a meaning in Python or EdgeWire: choose another name")

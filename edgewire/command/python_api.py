@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import re
 import sys
 import threading
 import warnings
@@ -20,16 +19,15 @@ from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 
-from edgewire.command.exit import Caller, Failed, RunFailed, Stopped, called_from, mistakes_fail
+from edgewire.command.exit import CALLER, Failed, RunFailed, Stopped, mistakes_fail
 from edgewire.command.hydra_main import run_hydra
 from edgewire.command.job import RUN
 from edgewire.command.python_data import data_in
 from edgewire.command.run_result import RunResult, SweepResult
-from edgewire.command.saved_config import CONTINUE, RESUME, START, quoted
+from edgewire.command.saved_config import CONTINUE, RESUME, START
 from edgewire.command.sweep import SweepEnd
+from edgewire.task.override_text import text_of
 
-_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # texts that Hydra reads without quotes
-_WORDS = ("null", "true", "false", "nan", "inf")  # Hydra reads these as other values than texts
 ONE_RUN = threading.Lock()  # Hydra and Flower have one state in a process
 
 
@@ -56,7 +54,8 @@ def train(
     mistake in the overrides and for a run that fails. Raises `KeyboardInterrupt` if the run is
     stopped; its last note says how to resume the run.
     """
-    words = [*overrides, *(override_of(key, value) for key, value in values.items())]
+    with mistakes_fail():
+        words = [*overrides, *(override_of(key, value) for key, value in values.items())]
     expect_overrides(words)
     own = data_in("hydra.run.dir", words, data, target)
     with mistakes_fail(), own as words, _called(progress) as line:
@@ -84,7 +83,8 @@ def sweep(
 
     Raises `RunFailed` for a mistake in the overrides, and `KeyboardInterrupt` if it is stopped.
     """
-    words = [*overrides, *(_choices(key, value) for key, value in values.items())]
+    with mistakes_fail():
+        words = [*overrides, *(_choices(key, value) for key, value in values.items())]
     expect_overrides(words)
     with mistakes_fail(), data_in("hydra.sweep.dir", words, data, target) as words:
         return run_sweep([*_folder(config_dir), *words], progress)
@@ -107,10 +107,9 @@ def _folder(config_dir: Path | str | None) -> list[str]:
 def expect_overrides(words: Iterable[object]) -> None:
     """Raise `RunFailed` unless all words are overrides, and not options such as `--help`."""
     for word in words:
-        if not isinstance(word, str):
-            raise RunFailed(f"an override is a text such as 'rounds=20', not {word!r}")
-        if word.startswith("-") or ("=" not in word and not word.startswith("~")):
-            raise RunFailed(f"{word!r} is no override: give KEY=VALUE, or call sweep() for -m")
+        text = word if isinstance(word, str) else "-"
+        if text.startswith("-") or ("=" not in text and not text.startswith("~")):
+            raise RunFailed(f"{word!r} is no override: give 'KEY=VALUE', or call sweep() for -m")
 
 
 @contextmanager
@@ -131,9 +130,9 @@ def _called(progress: bool) -> Iterator[list[str]]:
     argv, hydra = sys.argv, GlobalHydra.instance()
     users, hydra.hydra = hydra.hydra, None  # the user's own use of Hydra goes on afterwards
     RUN.folder = None
+    CALLER.python, CALLER.progress = True, progress
     try:
-        with called_from(Caller(python=True, progress=progress)):
-            yield line
+        yield line
     except Failed as failed:
         if not failed.diverged:
             raise RunFailed(failed.line) from None
@@ -144,6 +143,7 @@ def _called(progress: bool) -> Iterator[list[str]]:
         print(stopped.line, file=sys.stderr)
         raise stop from None
     finally:
+        CALLER.python, CALLER.progress = False, True
         sys.argv, hydra.hydra = argv, users
         random.setstate(drawn)
         sys.path[:] = path
@@ -164,19 +164,17 @@ def override_of(key: str, value: Any) -> str:
         return f"{key}={value}"
     if callable(value):
         return f"{key}._target_={_name_of(value)}"
-    return f"{key}={_text(value)}"
+    return f"{key}={text_of(value)}"
 
 
 def _name_of(value: Any) -> str:
     """Return the dotted name of a function or class; it must be importable by this name."""
     name = getattr(value, "__qualname__", "")
-    if not name:
+    if not name or "<" in name:  # an object, <locals> or <lambda>
         raise RunFailed(
-            f"{type(value).__name__}: give the class, or a function that returns an object, and "
-            "not an object: model=make_model"
+            f"{name or type(value).__name__}: give the class, or a function, defined outside of "
+            "other functions, and not an object: model=make_model"
         )
-    if "<" in name:  # <locals> or <lambda>
-        raise RunFailed(f"{name}: define it with def or class, outside of other functions")
     return f"{value.__module__}.{name}"
 
 
@@ -189,34 +187,4 @@ def _choices(key: str, value: Any) -> str:
         raise RunFailed(f"{key}=[] names no value: a sweep needs at least one")
     if all(map(callable, value)):
         return f"{key}._target_={','.join(map(_name_of, value))}"
-    return f"{key}={','.join(map(_text, value))}"
-
-
-def _text(value: Any) -> str:
-    """Return a Python value as Hydra's parser reads it."""
-    if hasattr(value, "tolist"):  # a number or an array of numpy's or torch's
-        value = value.tolist()
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_text, value))}]"
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{_key(key)}:{_text(each)}' for key, each in value.items())}}}"
-    if isinstance(value, int | float):
-        return repr(value)
-    text = str(value) if isinstance(value, Path) else value
-    if not isinstance(text, str):
-        raise RunFailed(f"{value!r} is no value of an override: give a number, text, list or dict")
-    return text if _is_plain(text) else quoted(text)
-
-
-def _key(key: Any) -> str:
-    if not isinstance(key, str) or not _is_plain(key):
-        raise RunFailed(f"{key!r} is no key of a mapping: give letters, digits and _")
-    return key
-
-
-def _is_plain(text: str) -> bool:
-    return bool(_PLAIN.fullmatch(text)) and text.lower() not in _WORDS
+    return f"{key}={','.join(map(text_of, value))}"

@@ -11,10 +11,11 @@ import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from edgewire.command.run_lock import new_folder
-from edgewire.command.saved_config import CONTINUE, RESUME, START, quoted
+from edgewire.command.saved_config import CONTINUE, RESUME, START
 from edgewire.conf.schema import ConfigError
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.task.errors import TaskError
+from edgewire.task.override_text import quoted, text_of
 
 TABLE, ARRAYS = "data.parquet", "data.npz"
 FOLDERS = {"hydra.run.dir": "outputs", "hydra.sweep.dir": "multirun"}
@@ -96,9 +97,8 @@ def _table(data: Any, target: str | Sequence[str] | None, file: Path) -> list[st
         parquet.write_table(read(data, Reading()).table, file)
     except ArrowException as error:
         raise TaskError(f"data= cannot be written: {' '.join(str(error).split())[:200]}") from error
-    names = [target] if isinstance(target, str) else target or ()
-    text = ",".join(quoted(str(name)) for name in names)
-    return ["task=table", f"dataset.target={text if isinstance(target, str) else f'[{text}]'}"]
+    target = target if isinstance(target, str | None) else [*map(str, target)]
+    return ["task=table", f"dataset.target={text_of(target)}"]
 
 
 def _arrays(data: Any, target: str | Sequence[str] | None, file: Path) -> list[str]:

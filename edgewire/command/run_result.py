@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from html import escape
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from omegaconf import DictConfig
 
 from edgewire.command.exit import RunFailed, mistakes_fail
 from edgewire.command.use import exported, load_model
+from edgewire.conf.load import literal
 from edgewire.conf.network import Network, network_named
 from edgewire.report.comparison import LINK, comparison, table_of, times_over
 from edgewire.report.curves import evenly, is_plain, legend
@@ -65,7 +65,40 @@ class Traffic(NamedTuple):
     downlink_plain: int
 
 
-class RunResult:
+class Shown:
+    """The report of the folder of a run or a sweep, and curves of its runs, for notebooks."""
+
+    folder: Path
+
+    @property
+    def _runs(self) -> list[Run]:
+        found = self if isinstance(self, SweepResult) else [self]
+        return [each.as_run() for each in cast(list[RunResult], found)]
+
+    def show(self, height: int = 700) -> Frame:
+        """Write the report, and show its page in a notebook, `height` pixels high."""
+        from edgewire.report.__main__ import FOLDER
+        from edgewire.report.html.html_report import PAGE, write_report
+
+        write_report([self.folder], self.folder / FOLDER)
+        return Frame(self.folder / FOLDER / PAGE, height)
+
+    def plot(self, y: str | None = None, x: str = "round", *, log_x: bool = False) -> Figure:
+        """Draw a column of the histories: a curve for the runs that differ in the seed only.
+
+        `y`: None: the main metric. `x`: as in `report.curves`. `log_x`: whether the x axis is
+        logarithmic. Raises `ResultsError` if there is no run, or the histories lack a column.
+        """
+        from edgewire.report.curves import X, draw
+
+        if not (runs := self._runs):
+            raise ResultsError("there is no run to draw")
+        if x not in X:
+            raise ResultsError(f"x must be one of {', '.join(X)}, not {x!r}")
+        return draw(group_runs(runs), x, y or runs[0].metric.name, log_x=log_x)
+
+
+class RunResult(Shown):
     """The result of a run in a folder: metrics, bytes, history, model.
 
     `folder`: the run's folder (docs/run-files.md). `modules`: the modules with the user's own
@@ -110,12 +143,6 @@ class RunResult:
         return bool(self.values.get("diverged"))
 
     @property
-    def stopped(self) -> str | None:
-        """Why the run ended too early; None if it did not."""
-        found: str | None = self.values.get("stopped")
-        return found
-
-    @property
     def config(self) -> DictConfig:
         """The run's configuration.
 
@@ -124,7 +151,7 @@ class RunResult:
         """
         with reading(self.folder):
             found = read_yaml(self.folder / CONFIG)
-            return DictConfig(_without_resolvers(found))
+            return DictConfig(literal(found, REFERENCE.fullmatch))
 
     @property
     def overrides(self) -> dict[str, str]:
@@ -187,18 +214,6 @@ class RunResult:
         with mistakes_fail():
             return exported(self._model, self.folder, kind, out=out)
 
-    def show(self, height: int = 700) -> Frame:
-        """Write the run's report, and show its page in a notebook, `height` pixels high."""
-        return _page(self.folder, height)
-
-    def plot(self, y: str | None = None, x: str = "round", *, log_x: bool = False) -> Figure:
-        """Draw a column of the history; `y`: default: the main metric; `x`: as in `report.curves`.
-
-        `log_x`: whether the x axis is logarithmic. Raises `ResultsError` if the history lacks a
-        column.
-        """
-        return plot([self], y, x, log_x=log_x)
-
     def __repr__(self) -> str:
         with reading(self.folder):
             return "\n".join(screen(self.folder))
@@ -216,7 +231,7 @@ class RunResult:
         return run_of(self.folder, self.values)
 
 
-class SweepResult(list[RunResult]):
+class SweepResult(Shown, list[RunResult]):
     """The runs of a sweep, in the order of their jobs.
 
     `folder`: the sweep's folder. `jobs`: the folders of its jobs; None: all in the folder.
@@ -247,18 +262,10 @@ class SweepResult(list[RunResult]):
             rows.append({**head, **run.metrics, **sizes, **times})
         return pd.DataFrame(rows)
 
-    def show(self, height: int = 700) -> Frame:
-        """Write the sweep's report, and show its page in a notebook, `height` pixels high."""
-        return _page(self.folder, height)
-
-    def plot(self, y: str | None = None, x: str = "round", *, log_x: bool = False) -> Figure:
-        """Draw a curve for the runs that differ in the seed only, as `RunResult.plot`."""
-        return plot(self, y, x, log_x=log_x)
-
     @cached_property
     def groups(self) -> dict[str, list[Run]]:
         """The runs by their settings beside the seed; the uncompressed ones come first."""
-        made = group_runs([run.as_run() for run in self])
+        made = group_runs(self._runs)
         made.sort(key=lambda group: not is_plain(group))
         names = [name.removeprefix("algorithm=") for name in legend(made)]
         return {name: [*group.runs] for name, group in zip(names, made, strict=True)}
@@ -332,37 +339,3 @@ class Frame(NamedTuple):
     def _repr_html_(self) -> str:
         text = escape(self.page.read_text(encoding="utf-8"))
         return f'<iframe srcdoc="{text}" width="100%" height="{self.height}"></iframe>'
-
-
-def _page(folder: Path, height: int) -> Frame:
-    """Write the report of the runs below a folder; return its page."""
-    from edgewire.report.__main__ import FOLDER
-    from edgewire.report.html.html_report import PAGE, write_report
-
-    write_report([folder], folder / FOLDER)
-    return Frame(folder / FOLDER / PAGE, height)
-
-
-def _without_resolvers(value: Any) -> Any:
-    """Return plain data in which OmegaConf replaces only texts of the form `${KEY}`."""
-    if isinstance(value, dict):
-        return {key: _without_resolvers(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_without_resolvers(each) for each in value]
-    if not isinstance(value, str) or REFERENCE.fullmatch(value):
-        return value
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # OmegaConf removes the backslashes again
-
-
-def plot(
-    runs: Sequence[RunResult], y: str | None = None, x: str = "round", *, log_x: bool = False
-) -> Figure:
-    """Draw curves of runs; the seeds of equal settings are averaged (`report.curves.draw`)."""
-    from edgewire.report.curves import X, draw
-
-    if not runs:
-        raise ResultsError("there is no run to draw")
-    if x not in X:
-        raise ResultsError(f"x must be one of {', '.join(X)}, not {x!r}")
-    groups = group_runs([run.as_run() for run in runs])
-    return draw(groups, x, y or main_of(runs[0].values).name, log_x=log_x)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import Any, NoReturn, cast
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from edgewire.conf.classes import with_targets
@@ -28,11 +27,14 @@ from edgewire.conf.load import compose_config
 from edgewire.conf.schema import Config, ConfigError, declared
 from edgewire.import_names import new_name
 from edgewire.machine.job import PLACE
-from edgewire.report.runs import CONFIG, HYDRA
+from edgewire.report.runs import HYDRA
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.checkpoint_file import expect
 from edgewire.task.model_file import MODEL
+from edgewire.task.override_text import quoted, with_quotes
 
+# Python 3.14 checks help texts, and would refuse Hydra 1.3 for one that is no text.
+setattr(ArgumentParser, "_check_help", lambda parser, action: None)  # noqa: B010
 # Hydra's settings in conf/config.yaml. The file that Hydra saves does not contain them.
 SETTINGS = (
     "hydra/job_logging=none",
@@ -53,10 +55,13 @@ CONTINUE = "continue"  # the override's key; also the name of Hydra's jobs in a 
 # overrides that `resume=` and `continue=` allow
 BESIDE = ("engine.", "logger=", "logger.", "+logger.", "verbose=", "checkpoint_every=")
 FILES = ("dataset.root=", "model.file=")  # a resumed run may find its files at other paths
-# Options of strategies in older releases, and the value with which they had no effect.
-GONE: dict[str, Any] = {"in_flight": 1, "memory_mb": None}
-# overrides that only `continue=` allows
-BESIDE_SWEEP = (*BESIDE, "stop_on_failure=", "hydra/launcher=", "hydra.launcher.")
+# what the words that name a folder allow beside them, and what they take
+BESIDE_OF = {
+    RESUME: (*BESIDE, *FILES),
+    CONTINUE: (*BESIDE, "stop_on_failure=", "hydra/launcher=", "hydra.launcher."),
+    START: ("",),
+}
+TAKES = {CONTINUE: "sweep, such as multirun/DATE/TIME"}
 
 
 def resumes() -> bool:
@@ -77,12 +82,11 @@ def continues() -> bool:
 def continuing(argv: list[str]) -> list[str]:
     """Return Hydra's command line for the command line `argv`, which contains `continue=SWEEP`.
 
-    It has the overrides that Hydra has saved in the sweep's folder. Raises `ConfigError` for
-    overrides that are not in `BESIDE_SWEEP`, and for a folder without a sweep.
+    It has the overrides that Hydra has saved in the sweep's folder. Raises `ConfigError` as
+    `apart`, and for a folder without a sweep.
     """
     argv = [word for word in argv if word not in ("-m", "--multirun")]
-    found, others = _apart(CONTINUE, argv, BESIDE_SWEEP, "sweep, such as multirun/DATE/TIME")
-    folder = Path(found).expanduser().absolute()
+    folder, others = apart(CONTINUE, argv)
     try:
         saved = _hydras(folder / "multirun.yaml")
         before = [*saved["overrides"]["hydra"], *saved["overrides"]["task"]]
@@ -90,7 +94,7 @@ def continuing(argv: list[str]) -> list[str]:
         name = str(saved["job"]["config_name"])
     except Exception as error:  # YAML's and OmegaConf's readers raise a dozen types
         raise ConfigError(
-            f"continue={found}: there is no sweep: its multirun.yaml cannot be read"
+            f"continue={folder}: there is no sweep: its multirun.yaml cannot be read"
         ) from error
     given = {_key(word) for word in others} | {"hydra.sweep.dir", "hydra.job.name", "hydra.mode"}
     kept = [word for word in before if _key(word) not in given]
@@ -103,23 +107,24 @@ def continuing(argv: list[str]) -> list[str]:
     return [*options, *kept, *others, *own]
 
 
-def _apart(key: str, argv: list[str], allowed: tuple[str, ...], of: str) -> tuple[str, list[str]]:
-    """Return the value of `key` in a command line, and the other words.
+def apart(key: str, argv: list[str]) -> tuple[Path, list[str]]:
+    """Return the folder that `key` names in a command line, and the other words.
 
-    Raises `ConfigError` for a word that does not begin like one of `allowed`, and for another
-    number of values than one.
+    Raises `ConfigError` for a word that `BESIDE_OF` does not allow, and for another number of
+    values than one.
     """
     found = [word.partition("=")[2] for word in argv if word.startswith(f"{key}=")]
     others = [word for word in argv if not word.startswith(f"{key}=")]
     for word in others:
-        if not word.startswith(allowed):
+        if not word.startswith(BESIDE_OF[key]):
             raise ConfigError(
                 f"{word} does not go with {key}=, which keeps the configuration; only words that "
-                f"begin with {', '.join(allowed)} do"
+                f"begin with {', '.join(BESIDE_OF[key])} do"
             )
     if len(found) > 1 or not found[0]:
+        of = TAKES.get(key, "run, such as outputs/DATE/TIME")
         raise ConfigError(f"{key}= takes the folder of one {of}")
-    return found[0], others
+    return Path(found[0]).expanduser().absolute(), others
 
 
 def _key(override: str) -> str:
@@ -162,33 +167,23 @@ def starting(argv: list[str]) -> list[str]:
     The new run has RUN's configuration, and begins with its model. Raises `ConfigError` for a
     folder without a configuration.
     """
-    found, others = _apart(START, argv, ("",), "run, such as outputs/DATE/TIME")
-    folder = Path(found).expanduser().absolute()
+    folder, others = apart(START, argv)
     model = [f"model.file={quoted(str(folder / MODEL))}", "model.sha256=null", "++model.new=null"]
-    given = [_from_here(word) for word in others]
-    return command_line(["--config-path", str(folder / CONFIG.parent), *model, *given])
+    saved = ["--config-path", str(folder / HYDRA), "--config-name", "config"]
+    return command_line([*saved, *model, *map(_from_here, others)])
 
 
 def resuming(argv: list[str]) -> list[str]:
     """Return Hydra's command line for the command line `argv`, which contains `resume=RUN`.
 
-    Raises `ConfigError` for overrides that are not in `BESIDE`, and if the run cannot be resumed.
+    Raises `ConfigError` as `apart`, and if the run cannot be resumed.
     """
-    found, others = _apart(RESUME, argv, (*BESIDE, *FILES), "run, such as outputs/DATE/TIME")
-    folder = Path(found).expanduser().absolute()
+    folder, others = apart(RESUME, argv)
     if not (folder / PLACE).is_file():  # if the file exists, the checkpoint is at a SuperLink
         expect(folder)
-    if not (folder / CONFIG).is_file():
-        raise ConfigError(f"resume={found}: its configuration is gone: {CONFIG}")
     own = [f"hydra.run.dir={quoted(str(folder))}", f"hydra.job.name={RESUME}"]
-    saved = ["--config-path", str(folder / ".hydra"), "--config-name", "config"]
-    return [
-        *with_loggers([_from_here(word) for word in others]),
-        *SETTINGS,
-        *own,
-        *saved,
-        *_config_dir(folder / OF_HYDRA),
-    ]
+    saved = ["--config-path", str(folder / HYDRA), "--config-name", "config"]
+    return command_line([*saved, *own, *map(_from_here, others)])
 
 
 def _from_here(word: str) -> str:
@@ -213,22 +208,21 @@ def with_loggers(words: list[str]) -> list[str]:
     return [*others, f"++{LOGGER}={quoted(chosen)}"]
 
 
-def quoted(text: str) -> str:
-    """Return a text in quotes, as the value of an override."""
-    return QuotedString(text, Quote.single).with_quotes()
-
-
 def _config_dir(file: Path) -> list[str]:
     """Return the option `--config-dir` of a run's command, from the settings that Hydra saved.
 
     The run's packages may lie beside that folder. Returns [] if the option was not given, or if the
     folder is gone.
     """
-    found = []
     with suppress(Exception):  # the file is gone, or it is not Hydra's
-        sources = _hydras(file)["runtime"]["config_sources"]
-        found = [each["path"] for each in sources if each["provider"] == CONFIG_DIR]
-    return ["--config-dir", found[0]] if found and Path(found[0]).is_dir() else []
+        for found in config_dirs(_hydras(file)["runtime"]):
+            return ["--config-dir", found] if Path(found).is_dir() else []
+    return []
+
+
+def config_dirs(runtime: Any) -> list[str]:
+    """Return the folders of `--config-dir` in Hydra's settings `hydra.runtime`."""
+    return [each["path"] for each in runtime["config_sources"] if each["provider"] == CONFIG_DIR]
 
 
 def command_line(argv: list[str]) -> list[str]:
@@ -237,12 +231,9 @@ def command_line(argv: list[str]) -> list[str]:
     A relative `--config-path` is relative to the working directory, as users expect. In Hydra it
     would be relative to the module of the task function. Raises `ConfigError`.
     """
-    if any(word.startswith(f"{CONTINUE}=") for word in argv):
-        return continuing(argv)
-    if any(word.startswith(f"{RESUME}=") for word in argv):
-        return resuming(argv)
-    if any(word.startswith(f"{START}=") for word in argv):
-        return starting(argv)
+    for key, read in ((CONTINUE, continuing), (RESUME, resuming), (START, starting)):
+        if any(word.startswith(f"{key}=") for word in argv):
+            return read(argv)
     given, argv = options_first(argv)
     if given.config_path is None or "://" in given.config_path:
         return argv
@@ -259,9 +250,10 @@ def command_line(argv: list[str]) -> list[str]:
 def options_first(argv: list[str]) -> tuple[Namespace, list[str]]:
     """Return Hydra's parsed options, and the command line with all options first.
 
-    Hydra refuses an option between two overrides: `nodes=2 -m seed=0,1`. Raises `ConfigError` for
-    an unknown option.
+    Hydra refuses an option between two overrides: `nodes=2 -m seed=0,1`. Texts with letters that it
+    cannot read get quotes. Raises `ConfigError` for an unknown option.
     """
+    argv = [*map(with_quotes, argv)]
     parser = get_args_parser()
 
     def refuse(message: str) -> NoReturn:
@@ -297,15 +289,10 @@ def completed(composed: DictConfig) -> DictConfig:
     if OmegaConf.get_type(composed) is Config:
         return composed
     for word in HydraConfig.get().overrides.task:
-        group = word.lstrip("+").partition("=")[0]
-        if group != LOGGER and (CONF / group).is_dir():
+        if _key(word) != LOGGER and (CONF / _key(word)).is_dir():
             raise ConfigError(f"{word}: a saved configuration takes single keys, as in lr=0.1")
     values = cast(dict[str, Any], OmegaConf.to_container(composed))  # a choice is not resolved
     renamed = with_targets(values, lambda _, name: ("." in name and new_name(name)) or name)
-    strategy = renamed.get("strategy") or {}
-    kept = {key: v for key, v in strategy.items() if key not in GONE or v != GONE[key]}
-    if kept != strategy:
-        renamed = {**renamed, "strategy": kept}
     if renamed != values:  # for one release
         line = "warning: the configuration has names of an older EdgeWire; today's are taken"
         print(line, file=sys.stderr)

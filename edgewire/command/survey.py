@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from edgewire.command.engine import engine_for, job_of
@@ -19,12 +18,11 @@ from edgewire.task.tables.columns import SURVEY
 FILE = "columns.json"  # in a run's folder: the columns, and what the survey has cost
 
 
-def surveyed(composed: DictConfig) -> str:
+def surveyed(composed: DictConfig, folder: Path) -> str:
     """Return the columns of the nodes' tables, as JSON, and write them into the run's folder.
 
     The files of a survey that fails stay in the folder `survey`.
     """
-    folder = Path(HydraConfig.get().runtime.output_dir)
     place = folder / SURVEY
     asking = cast(DictConfig, OmegaConf.merge(composed, {"dataset": {"columns": SURVEY}}))
     config = typed(asking)

@@ -13,18 +13,17 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from edgewire.command.exit import caller, clear_errors
+from edgewire.command.exit import CALLER, clear_errors
 from edgewire.command.run_lock import SWEEP_LOCK, run_lock
 from edgewire.command.saved_config import continues, resumes
 from edgewire.conf.schema import ConfigError
@@ -65,8 +64,10 @@ def begin_job(folder: Path, config: str) -> bool:
     hydra = HydraConfig.get()
     mark, number = fingerprint(config), hydra.job.num if hydra.mode is RunMode.MULTIRUN else 0
     if continues():
-        same = _begun(folder, mark)
-        if same and (ended := _ended(folder)):
+        begun = folder / BEGUN
+        same = begun.is_file() and mark in begun.read_text(errors="replace")
+        if same and (run := readable(read_run, folder)) is not None:
+            ended = "diverged" if run.diverged else "finished"
             say(f"job {number}: not run again: it has {ended}")
             return True
         if resumes() and not (same and _usable(folder, number)):
@@ -93,12 +94,6 @@ def fingerprint(config: str) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
-def _ended(folder: Path) -> str:
-    """Return "finished" or "diverged" for the run whose result is in a folder, else ""."""
-    run = readable(read_run, folder)
-    return "" if run is None else "diverged" if run.diverged else "finished"
-
-
 def _usable(folder: Path, number: int) -> bool:
     if (folder / PLACE).is_file():  # the checkpoint is at a SuperLink
         return True
@@ -108,11 +103,6 @@ def _usable(folder: Path, number: int) -> bool:
         say(f"job {number}: it starts again, without its checkpoint: {error}")
         return False
     return True
-
-
-def _begun(folder: Path, mark: str) -> bool:
-    """Return whether the last job in a folder ran the configuration with this fingerprint."""
-    return (folder / BEGUN).is_file() and mark in (folder / BEGUN).read_text(errors="replace")
 
 
 def stop_sweep() -> None:
@@ -131,15 +121,11 @@ def may_begin(folder: Path) -> bool:
 
 def count_jobs(config: DictConfig) -> int | None:
     """Return the number of a sweep's jobs; None if its options are wrong."""
-    from edgewire.conf.sweeper import jobs_of, split_case  # here, because it searches all plugins
+    from edgewire.conf.sweeper import planned  # here, because it searches all plugins
 
-    sweeper, parse = config.hydra.sweeper, OverridesParser.create().parse_overrides
-    params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-    try:
-        cases = [parse(split_case(case)) for case in sweeper.get("cases") or ()] or [[]]
-        return len(jobs_of(cases, parse(params), parse(config.hydra.overrides.task)))
-    except Exception:  # the sweeper itself reports the mistake
-        return None
+    with suppress(Exception):  # the sweeper itself reports the mistake
+        return len(planned(config.hydra.sweeper, config.hydra.overrides.task))
+    return None
 
 
 class SweepEnd(Callback):
@@ -186,7 +172,7 @@ class SweepEnd(Callback):
             console = Console(highlight=False)
             if console.is_terminal:
                 SWEEP.enter_context(sweep_progress(top, self._began, console))
-            elif caller().python:
+            elif CALLER.python:
                 SWEEP.enter_context(silent_jobs())
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -207,7 +193,7 @@ class SweepEnd(Callback):
                 SweepEnd.code = max(SweepEnd.code, note["code"])
                 given = " ".join(OmegaConf.load(overrides)) if overrides.exists() else "not run"
                 lines.append(f"  {folder.relative_to(top)}: {given}: {note['line']}")
-        if caller().python:
+        if CALLER.python:
             return
         if table := sweep_table([overrides.parents[1] for overrides in jobs]):
             console = Console(width=WIDTH, highlight=False)

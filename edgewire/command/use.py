@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # they take seconds to import, and are imported where they ar
 
     from edgewire.task.predictor import Predictor
 
+# the words of the command line, and what follows them
+TAKES = {"predict": ("run", "file"), "export": ("run", "format", "file?")}
 PREDICTIONS = "predictions.csv"
 SHOWN = 5  # rows and columns of a prediction on the screen
 
@@ -47,13 +49,14 @@ def predict(words: Sequence[str]) -> None:
 
     `words`: those after `predict`. Raises `UsageError`, `TaskError` or `ConfigError` in one line.
     """
-    given = _parsed("predict", words, "run", "file")
+    given = parsed("predict", words)
     model = load_model(given.run, given.packages)
     table = model.predict(given.file)
     out = Path(given.out or PREDICTIONS)
     replace_file(out, table.to_csv())
-    shown = table.iloc[:SHOWN, :SHOWN].to_string(max_colwidth=20)
-    files = f"files      {out}: {len(table):,} rows of {', '.join(table.columns[:SHOWN])}"
+    shown = table.iloc[:SHOWN, :SHOWN].to_string(max_colwidth=20, float_format="{:.4g}".format)
+    names = ", ".join([str(table.index.name), *table.columns[:SHOWN]])
+    files = f"files      {out}: rows: {len(table):,}, of {names}"
     print(*_trained(given.run), *_measured(table, model), shown, files, sep="\n")
 
 
@@ -64,7 +67,7 @@ def export(words: Sequence[str]) -> None:
     """
     from edgewire.task.export import MOST, SAMPLES
 
-    given = _parsed("export", words, "run", "format", "file?")
+    given = parsed("export", words)
     model = load_model(given.run, given.packages)
     out = exported(model, given.run, given.format, given.file, given.out)
     checked = f"checked    {SAMPLES} samples: PyTorch's answers to {MOST:g}"
@@ -93,10 +96,10 @@ def exported(
     return place
 
 
-def _parsed(word: str, words: Sequence[str], *names: str) -> Namespace:
+def parsed(word: str, words: Sequence[str]) -> Namespace:
     """Return the options of a word of the command line. Raises `UsageError` for wrong ones."""
     parser = Parser(prog=f"python run.py {word}", allow_abbrev=False)
-    for name in names:
+    for name in TAKES[word]:
         parser.add_argument(name.rstrip("?"), nargs="?" if name.endswith("?") else None)
     parser.add_argument("--out")
     parser.add_argument("--packages", type=lambda text: text.split(","), default=())

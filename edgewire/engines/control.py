@@ -58,7 +58,12 @@ def bundle(
         raise UsageError(
             f"{', '.join(unknown)}: not in [tool.flwr.app.config] of {app_dir / 'pyproject.toml'}"
         )
-    _expect_all(sources, content)
+    with ZipFile(BytesIO(content)) as made:
+        if missing := sorted(sources.keys() - set(made.namelist())):
+            raise UsageError(
+                f"Flower leaves {missing[0]} out of an app: it takes .py files, but no tests and "
+                "no folder such as build; give the package another name"
+            )
     return Fab(hashlib.sha256(content).hexdigest(), content, {})
 
 
@@ -79,16 +84,6 @@ def _with_sources(
     tops.add(".gitignore")
     others = {path: file for path, file in files.items() if path.partition("/")[0] not in tops}
     return {**others, **sources, FAB_CONFIG_FILE: tomli_w.dumps(project).encode()}
-
-
-def _expect_all(sources: Mapping[str, Path], content: bytes) -> None:
-    """Raise `UsageError` if a bundle lacks one of the files, by their paths."""
-    with ZipFile(BytesIO(content)) as made:
-        if missing := sorted(sources.keys() - set(made.namelist())):
-            raise UsageError(
-                f"Flower leaves {missing[0]} out of an app: it takes .py files, but no tests and "
-                "no folder such as build; give the package another name"
-            )
 
 
 def refuse_local_only(job: Job, engine: str) -> None:
@@ -154,25 +149,19 @@ def _copy_log(client: ControlHttpClient, run_id: int, log: Path) -> None:
             output.flush()
 
 
-class LogRelay:
-    """Repeats the warnings in a ServerApp's log in the log of this process.
+def repeat_warnings(file: Path, start: int = 0) -> int:
+    """Log the warnings in a ServerApp's log from byte `start` on; return its last line's end.
 
-    It repeats the warnings of the logger `edgewire`, which are in `logging.BASIC_FORMAT`.
+    They are those of the logger `edgewire`, in `logging.BASIC_FORMAT`.
     """
-
-    def __init__(self, file: Path) -> None:
-        self._file, self._read = file, 0
-
-    def repeat(self) -> None:
-        """Repeat the warnings that were written since the last call."""
-        with self._file.open("rb") as text:
-            text.seek(self._read)
-            new = text.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.decode(errors="replace").splitlines():
-            if line.startswith(_WARNING):
-                screen.warning("%s", line.removeprefix(_WARNING))
+    with file.open("rb") as text:
+        text.seek(start)
+        new = text.read()
+    whole = new[: new.rfind(b"\n") + 1]
+    for line in whole.decode(errors="replace").splitlines():
+        if line.startswith(_WARNING):
+            screen.warning("%s", line.removeprefix(_WARNING))
+    return start + len(whole)
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

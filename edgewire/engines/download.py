@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -46,17 +47,13 @@ class LocalFiles:
 
     def sizes(self) -> dict[str, int]:
         """Return the files' names and sizes in bytes; {} if the run does not exist."""
-        if not self._folder.is_dir():
-            return {}
-        files = [path for path in self._folder.iterdir() if path.is_file()]
-        return {path.name: path.stat().st_size for path in files}
+        return {each.name: each.stat().st_size for each in self._folder.glob("*") if each.is_file()}
 
     def read(self, name: str, start: int, into: Path) -> None:
         """Append a file's content from byte `start` on to the local file `into`."""
         with (self._folder / name).open("rb") as there, into.open("ab") as file:
             there.seek(start)
-            while piece := there.read(1 << 20):
-                file.write(piece)
+            shutil.copyfileobj(there, file)
 
 
 Source = ServedFiles | LocalFiles  # the place from which a run's files are copied

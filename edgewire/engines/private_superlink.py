@@ -21,7 +21,7 @@ from edgewire.engines.superlink_client import control_client
 from edgewire.machine.errors import EngineError
 from edgewire.machine.processes import ProcessTree, flower_environment, undisturbed
 from edgewire.machine.proxies import expect_usable_proxies, keep_loopback_direct
-from edgewire.machine.temp_dirs import TempDirs, sweep
+from edgewire.machine.temp_dirs import TempDirs
 
 log = getLogger("edgewire")
 _START_SECONDS = 90.0  # a start takes 3 s on a laptop; small boards import slowly
@@ -48,7 +48,6 @@ def private_superlink(
     parent = tempfile.gettempdir() if short else "/tmp"
     keep_loopback_direct()
     expect_usable_proxies()
-    sweep(parent)
     folders = TempDirs(parent)
     home, tree = folders.path, ProcessTree()
     try:

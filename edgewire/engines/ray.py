@@ -117,22 +117,15 @@ def refuse(
         raise UsageError(
             "the number of actors is the cluster's CPU count when a Ray address is given: drop one"
         )
-    _check_gpus(gpus_per_client, address)
+    if not 0 <= gpus_per_client < float("inf"):
+        raise UsageError(f"engine.gpus_per_client must be 0 or more, not {gpus_per_client:g}")
+    if gpus_per_client and address is None:  # Ray would wait for missing GPUs without a message
+        import torch  # imported here: it takes seconds, and most runs need no GPU
 
-
-def _check_gpus(share: float, address: str | None) -> None:
-    """Raise `UsageError` for an invalid share of a GPU, or for more GPUs than this machine has.
-
-    Ray would wait for missing GPUs without a message.
-    """
-    if not 0 <= share < float("inf"):
-        raise UsageError(f"engine.gpus_per_client must be 0 or more, not {share:g}")
-    if not share or address is not None:
-        return
-    import torch  # imported here: it takes seconds, and most runs need no GPU
-
-    if share > (there := torch.cuda.device_count()):
-        raise UsageError(f"engine.gpus_per_client={share:g}, but this machine has {there} GPUs")
+        if gpus_per_client > (there := torch.cuda.device_count()):
+            raise UsageError(
+                f"engine.gpus_per_client={gpus_per_client:g}, but this machine has {there} GPUs"
+            )
 
 
 def _reach(address: str) -> None:

@@ -45,25 +45,19 @@ def _as_in_table(end: tuple[str, int]) -> str:
     return f"{number:08X}:{end[1]:04X}"
 
 
-class SameUserOnly:
-    """Wraps an ASGI app: a request from another user gets status 403."""
+def for_this_user(app: App) -> App:
+    """Return an ASGI app that forwards requests of this user; any other gets status 403."""
 
-    def __init__(self, app: App) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
-        """Forward a request of this user; refuse any other."""
-        if scope["type"] == "lifespan" or self._is_own(scope):
-            await self._app(scope, receive, send)
+    async def guarded(scope: Scope, receive: Any, send: Send) -> None:
+        client, server = scope.get("client"), scope.get("server")
+        own = client and server and user_of(client, server) == os.geteuid()
+        if scope["type"] == "lifespan" or own:
+            await app(scope, receive, send)
         else:
             await send({"type": "http.response.start", "status": 403, "headers": []})
             await send({"type": "http.response.body", "body": b"this SuperLink is another user's"})
 
-    def _is_own(self, scope: Scope) -> bool:
-        client, server = scope.get("client"), scope.get("server")
-        if client is None or server is None:
-            return False
-        return user_of(client, server) == os.geteuid()
+    return guarded
 
 
 def main() -> None:
@@ -76,7 +70,7 @@ def main() -> None:
 
     def create_guarded(*args: Any) -> Any:
         app = create(*args)
-        app.add_middleware(SameUserOnly)
+        app.add_middleware(for_this_user)
         return app
 
     superlink.create_app = create_guarded

@@ -2,8 +2,7 @@
 
 The ServerApp is a process on the SuperLink's machine, and writes its files there. This engine
 copies the files into the run folder. It copies them from this project's server
-(`edgewire.deploy.server`), or from the folder EDGEWIRE_OUTPUT on this machine. If it can do
-neither, an error says where the files are.
+(`edgewire.deploy.server`), or from the folder EDGEWIRE_OUTPUT on this machine.
 
 An unfinished run is resumed at the SuperLink, in the same folder there. Until the run ends,
 `superlink.json` in the run folder holds the name of that folder.
@@ -35,11 +34,11 @@ from flwr.supercore.control import ControlHttpClient
 
 from edgewire.engines.control import (
     DIED,
-    LogRelay,
     bundle,
     cause_of,
     follow,
     refuse_local_only,
+    repeat_warnings,
 )
 from edgewire.engines.download import (
     GROWING,
@@ -115,9 +114,9 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
         # the run continues, or the server has not noticed that the run's process is dead
         log.warning("the run is still under way at the SuperLink: it is followed")
         status = _followed(control, run_id, output, source, job.folder)
-        if source is not None and _ended(source, job.folder) == INTERRUPTED:
+        if _ended(source, job.folder) == INTERRUPTED:
             status = None  # a signal has stopped it; it continues from its checkpoint
-    if resumed and source is not None and CHECKPOINT not in source.sizes():
+    if resumed and CHECKPOINT not in source.sizes():
         if _ended(source, job.folder) == FINISHED:  # while no client followed it
             _forget(place)
             return
@@ -126,16 +125,11 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
     if status is None or status.sub_status != "completed":
         run_id = _start(job, superlink, control, values, wait)
         status = _followed(control, run_id, output, source, job.folder)
-    found = [] if source is None else fetch_all(source, job.folder)
+    found = fetch_all(source, job.folder)
     again = f"; `python run.py resume={job.folder}` resumes the run"
     if status.sub_status != "completed":
         cause = cause_of(status, output.read_text(encoding="utf-8", errors="replace"))
         raise EngineError(f"{cause} (log: {output}){again if DIED in status.details else ''}")
-    if source is None:
-        raise EngineError(
-            f"the run is done; its files are on the SuperLink's machine, in {name} below its "
-            f"{_OUTPUT}: no server of ours hands them out"
-        )
     if RESULT not in found:
         raise EngineError(f"the run has ended, and left no {RESULT} (log: {output})")
     if _read_ended(job.folder) == INTERRUPTED:
@@ -165,10 +159,10 @@ def _name_in(place: Path) -> str:
         ) from error
 
 
-def expect_there(source: Source | None, folder: Path, name: str) -> None:
+def expect_there(source: Source, folder: Path, name: str) -> None:
     """Raise `EngineError` if a run has written files to `folder` but the server has none of it."""
     begun = any(f.exists() and f.stat().st_size for f in (folder / CHECKPOINT, folder / GROWING))
-    if source is not None and begun and not source.sizes():
+    if begun and not source.sizes():
         raise EngineError(
             f"the server has nothing of this run: it has another --state, or {name} was removed "
             f"from its runs; what is in {folder} stays as it is (without resume= a new run starts)"
@@ -216,20 +210,20 @@ def _start(
 
 
 def _followed(
-    control: ControlHttpClient, run_id: int, output: Path, source: Source | None, folder: Path
+    control: ControlHttpClient, run_id: int, output: Path, source: Source, folder: Path
 ) -> RunStatus:
     """Follow a run; return its last status. If this process is stopped, stop the run too."""
     output.write_bytes(b"")
-    said = LogRelay(output)
+    repeated = 0
 
     def look() -> None:
-        said.repeat()
-        if source is not None:
-            follow_files(source, folder)
+        nonlocal repeated
+        repeated = repeat_warnings(output, repeated)
+        follow_files(source, folder)
 
     try:
         status = follow(control, run_id, output, look)
-        said.repeat()
+        repeat_warnings(output, repeated)
         return status
     except BaseException:
         with undisturbed():
@@ -237,13 +231,16 @@ def _followed(
         raise
 
 
-def source_of(superlink: Superlink, name: str) -> Source | None:
-    """Return the place from which a run's files are copied; None if they cannot be read here."""
+def source_of(superlink: Superlink, name: str) -> Source:
+    """Return the place from which a run's files are copied. Raises `UsageError` without one."""
     if superlink.bundles:
         return ServedFiles(superlink.http, name)
     if folder := os.environ.get(_OUTPUT):
         return LocalFiles(Path(folder) / name)
-    return None
+    raise UsageError(
+        f"the SuperLink at {superlink.address} hands out no files: start `python -m "
+        f"edgewire.deploy.server` in its place, or set {_OUTPUT} to its folder, if it is here"
+    )
 
 
 def wait_for_nodes(
@@ -280,7 +277,7 @@ def online(control: ControlHttpClient) -> int:
     return sum(each.status == "online" and each.online_until > now for each in found.nodes_info)
 
 
-def _stop(control: ControlHttpClient, run_id: int, source: Source | None, folder: Path) -> None:
+def _stop(control: ControlHttpClient, run_id: int, source: Source, folder: Path) -> None:
     """Stop a run, and copy the files that it writes at its end."""
     with suppress(httpx.HTTPError, click.ClickException, SystemExit):
         if control.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status.status == (
@@ -289,7 +286,6 @@ def _stop(control: ControlHttpClient, run_id: int, source: Source | None, folder
             return
         control.StopRun(StopRunRequest(run_id=run_id))
         until = time.monotonic() + _END_SECONDS
-        while source is not None and RESULT not in source.sizes() and time.monotonic() < until:
+        while RESULT not in source.sizes() and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS / 2)
-        if source is not None:
-            fetch_all(source, folder)
+        fetch_all(source, folder)

@@ -54,14 +54,10 @@ def expect_usable_proxies() -> None:
 
     try:
         httpx.Client(verify=False).close()
-    except ImportError as error:
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
         raise UsageError(
-            "a proxy variable names a SOCKS proxy: `pip install socksio`, or unset it"
-        ) from error
-    except (ValueError, httpx.InvalidURL) as error:
-        raise UsageError(
-            "http_proxy, https_proxy and all_proxy must be http://HOST:PORT, or socks5, and "
-            "no_proxy a list of names and addresses: correct them, or unset them"
+            "http_proxy, https_proxy and all_proxy must be http://HOST:PORT, or socks5 with `pip "
+            "install socksio`, and no_proxy a list of names and addresses: correct or unset them"
         ) from error
 
 

@@ -17,32 +17,24 @@ from contextlib import suppress
 from pathlib import Path
 
 _NAME = re.compile(r"edgewire-\d+-run-\w{8}")  # the names that `TempDirs` makes
-_TRIES = 5
 
 
 class TempDirs:
     """A temporary folder in `parent` that `close` removes.
 
-    If the process is killed, a later `sweep` of another process removes the folder.
-    Raises `OSError` if the folder cannot be made.
+    If the process is killed, the next process that makes a folder there removes it. Raises
+    `OSError` if the folder cannot be made.
     """
 
     def __init__(self, parent: str | Path) -> None:
-        prefix = f"edgewire-{os.getpid()}-run-"
-        for _ in range(_TRIES):
-            self._folder = tempfile.TemporaryDirectory(
-                prefix=prefix, dir=parent, ignore_cleanup_errors=True
-            )
-            self.path = Path(self._folder.name)
-            self._lock = _locked(self.path, wait=True)
-            if self.path.is_dir():  # else another process removed it before it was locked
-                return
-            self.close()
-        raise OSError(f"no folder in {parent} stays where it is")
+        sweep(parent)
+        new = Path(tempfile.mkdtemp(prefix=f"edgewire-{os.getpid()}-new-", dir=parent))
+        self._lock = _locked(new)  # before it has a name that `sweep` looks for
+        self.path = new.rename(str(new).replace("-new-", "-run-"))
 
     def close(self) -> None:
         """Remove the folder."""
-        self._folder.cleanup()
+        shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -55,20 +47,20 @@ def sweep(parent: str | Path) -> None:
             is_ours = _NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
             if not is_ours or entry.stat(follow_symlinks=False).st_uid != os.geteuid():
                 continue
-            lock = _locked(entry.path, wait=False)
+            lock = _locked(entry.path)
             if lock is not None:
                 shutil.rmtree(entry.path, ignore_errors=True)
                 os.close(lock)
 
 
-def _locked(folder: str | Path, *, wait: bool) -> int | None:
+def _locked(folder: str | Path) -> int | None:
     """Return a descriptor that holds the folder's lock; None if it cannot be locked."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
         return None

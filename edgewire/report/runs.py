@@ -370,7 +370,7 @@ def read_settings(folder: Path) -> dict[str, str]:
     """
     content = readable(read_yaml, folder / CONFIG)
     pairs = islice(dotted(content if isinstance(content, dict) else {}), MOST_SETTINGS)
-    flat = {one_line(key): one_line(_as_text(value)) for key, value in pairs}
+    flat = {one_line(key): one_line(as_text(value)) for key, value in pairs}
     return {key: _resolved(text, flat) for key, text in flat.items()}
 
 
@@ -382,7 +382,8 @@ def _resolved(text: str, flat: Mapping[str, str]) -> str:
     return text
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return a value as the command line takes it."""
     return "null" if value is None else str(value).lower() if value in (True, False) else str(value)
 
 

@@ -1,5 +1,7 @@
 """The error for mistakes that the user can correct."""
 
+from collections.abc import Sequence
+
 
 class TaskError(ValueError):
     """A user's error. Its message is one line that says what is wrong and what to do.
@@ -14,6 +16,12 @@ def described(error: BaseException) -> str:
     """Return an error's type and the first 400 characters of its text, in one line."""
     text = " ".join(str(error).split())[:400]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def listed(names: Sequence[str], most: int = 12, between: str = ", ") -> str:
+    """Return the first names for a message, and how many more there are."""
+    more = f"{between.strip(', ')} and {len(names) - most:,} more" * (len(names) > most)
+    return between.join(names[:most]) + more
 
 
 class NoData(TaskError):

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from logging import getLogger
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgewire.task.errors import TaskError, described
+from edgewire.task.errors import TaskError, described, listed
 from edgewire.task.model_file import file_of, sha256_of
 from edgewire.task.tensors import mapped
 
@@ -29,6 +30,7 @@ class Adapter:
         return module
 
 
+@dataclass
 class LoRA(Adapter):
     """Low-rank adapters (Hu et al. 2021, section 4.1), made by the library PEFT.
 
@@ -46,21 +48,10 @@ class LoRA(Adapter):
         TaskError: PEFT is not installed, or it refuses the model or an option.
     """
 
-    def __init__(
-        self,
-        r: int = 8,
-        lora_alpha: float = 16,
-        lora_dropout: float = 0.0,
-        target_modules: list[str] | str = "all-linear",
-    ) -> None:
-        if not isinstance(target_modules, str):
-            target_modules = list(map(str, target_modules))  # a Sequential's have numbers as names
-        self.options: dict[str, Any] = {
-            "r": r,
-            "lora_alpha": lora_alpha,
-            "lora_dropout": lora_dropout,
-            "target_modules": target_modules,
-        }
+    r: int = 8
+    lora_alpha: float = 16
+    lora_dropout: float = 0.0
+    target_modules: list[str] | str = "all-linear"
 
     def add(self, module: nn.Module) -> nn.Module:
         """Return the model with the adapters; all other parameters are frozen."""
@@ -70,8 +61,12 @@ class LoRA(Adapter):
             raise TaskError(
                 "adapter=lora needs the library PEFT: pip install 'peft>=0.13'"
             ) from error
+        names = self.target_modules
+        if not isinstance(names, str):
+            names = [*map(str, names)]  # a Sequential's have numbers as names
         try:
-            made: nn.Module = peft.inject_adapter_in_model(peft.LoraConfig(**self.options), module)
+            config = peft.LoraConfig(**{**vars(self), "target_modules": names})
+            made: nn.Module = peft.inject_adapter_in_model(config, module)
         except Exception as error:  # PEFT raises errors of several types
             raise TaskError(
                 f"adapter: {described(error)} (adapter.target_modules=[...] names the layers that "
@@ -118,8 +113,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 def _expect_matches(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
     for pattern in patterns:
         if not any(_matches(name, [pattern]) for name in names):
-            listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
-            raise TaskError(f"{option}={pattern} matches nothing; there are {listed}")
+            raise TaskError(f"{option}={pattern} matches nothing; there are {listed(names, SHOWN)}")
 
 
 def tensors_in(file: str, sha256: str | None = None) -> dict[str, Tensor]:

@@ -36,13 +36,24 @@ class Tensors(NamedTuple):
         return dict([*self.native, *self.local])
 
 
+class Trained(NamedTuple):
+    """A trained parameter, with its float32 views in a flat model: master and gradient."""
+
+    name: str
+    parameter: nn.Parameter
+    master: Tensor
+    gradient: Tensor
+
+
 def tensors_of(module: nn.Module) -> Tensors:
     """Return a module's tensors, sorted into the groups of `Tensors`."""
     every = list(module.named_parameters())
     found = Tensors([(n, p) for n, p in every if p.requires_grad], [], [], [])
     found.native.extend((n, p) for n, p in every if not p.requires_grad)
     kept = module.state_dict(keep_vars=True).keys()
-    idle, held = _idle_counters(module), _held(module)
+    held = _held(module)
+    norms = [each for each in module.modules() if isinstance(each, _NormBase)]
+    idle = {id(each.num_batches_tracked) for each in norms if each.momentum is not None}
     for name, buffer in module.named_buffers():
         if name not in kept or id(buffer) in idle:
             found.local.append((name, buffer))
@@ -55,15 +66,6 @@ def tensors_of(module: nn.Module) -> Tensors:
         else:
             found.native.append((name, buffer))
     return found
-
-
-def _idle_counters(module: nn.Module) -> set[int]:
-    """Return the ids of BatchNorm's unused counters: those of layers with a momentum."""
-    return {
-        id(each.num_batches_tracked)
-        for each in module.modules()
-        if isinstance(each, _NormBase) and each.momentum is not None
-    }
 
 
 def _held(module: nn.Module) -> set[int]:
@@ -92,8 +94,16 @@ def expect_tensors(module: nn.Module) -> None:
         if key.rpartition(".")[2] in (*STATISTICS, COUNTER):
             raise TaskError(f"{name}: {key}, a parameter, has the name of BatchNorm's statistics")
     for key, tensor in found.native:
-        if not tensor.is_meta:
-            _expect_array(f"{name}: {key}", tensor)
+        try:
+            if tensor.is_quantized or tensor.layout != torch.strided:
+                raise TypeError
+            if not tensor.is_meta:
+                to_array(tensor[:0] if tensor.dim() else tensor)
+        except (TypeError, RuntimeError):
+            raise TaskError(
+                f"{name}: {key} is {_of(tensor)}, which cannot travel: give a plain tensor of "
+                "numbers"
+            ) from None
     _expect_apart(name, found)
 
 
@@ -107,17 +117,6 @@ def expect_numbers(module: nn.Module) -> None:
             )
 
 
-def _expect_array(what: str, tensor: Tensor) -> None:
-    try:
-        if tensor.is_quantized or tensor.layout != torch.strided:
-            raise TypeError
-        to_array(tensor[:0] if tensor.dim() else tensor)
-    except (TypeError, RuntimeError):
-        raise TaskError(
-            f"{what} is {_of(tensor)}, which cannot travel: give a plain tensor of numbers"
-        ) from None
-
-
 def _of(tensor: Tensor) -> str:
     kind = "quantised " if tensor.is_quantized else ""
     kind += "sparse " if tensor.layout != torch.strided else ""
@@ -128,27 +127,25 @@ def _expect_apart(name: str, found: Tensors) -> None:
     """Raise `TaskError` for two tensors that share memory, if one is in the flat vector."""
     flat = {key for key, _ in (*found.trained, *found.statistics)}
     every = [
-        (tensor.untyped_storage().data_ptr(), *_extent(tensor), key)
+        (tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), key)
         for key, tensor in (*found.trained, *found.statistics, *found.native)
         if tensor.numel() and not tensor.is_meta
     ]
-    end, last = (0, 0), ""
-    for storage, start, stop, key in sorted(every):
-        if (storage, start) < end and (key in flat or last in flat):
+    end, last = 0, ""
+    for start, stop, key in sorted(every):
+        if start < end and (key in flat or last in flat):
             raise TaskError(
                 f"{name}: {last} and {key} share memory and are two tensors: make them one, as by "
                 "b.weight = a.weight"
             )
-        if (storage, stop) > end:
-            end, last = (storage, stop), key
+        if stop > end:
+            end, last = stop, key
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return the first byte of a tensor in its storage, and the first byte after the tensor."""
+def _extent(tensor: Tensor) -> int:
+    """Return the bytes from a tensor's first entry in memory to the end of its last one."""
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    first = tensor.storage_offset()
-    size = tensor.element_size()
-    return int(first * size), int((first + last + 1) * size)
+    return int(last + 1) * tensor.element_size()
 
 
 def to_array(tensor: Tensor) -> NDArray[Any]:
@@ -168,10 +165,6 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-RESIZED = (
-    "the model's first use changes the shape of a buffer, as in per-channel quantisation-aware "
-    "training: call the model once where it is built"
-)
 NUMPYS = (torch.float16, torch.float32, torch.float64)
 HALVES = (torch.float16, torch.bfloat16)  # types of trained parameters besides float32
 
@@ -190,48 +183,14 @@ def _move_grad(total: Tensor, parameter: Tensor) -> None:
         parameter.grad = None
 
 
-Places = list[tuple[nn.Module, str]]  # where a buffer is stored: modules, and its keys in them
-
-
-def _places(
-    module: nn.Module, tensors: Iterable[tuple[str, Tensor]]
-) -> list[tuple[Tensor, Places]]:
-    """Return each tensor with its places: the modules that hold it as a buffer, and its keys there.
-
-    With the places `_now` finds a new tensor with which a module has replaced a buffer.
-    """
-    found: dict[int, Places] = {}
-    for owner in module.modules():
-        for key, buffer in owner._buffers.items():
-            found.setdefault(id(buffer), []).append((owner, key))
-    return [(tensor, found.get(id(tensor), [])) for _, tensor in tensors]
-
-
-def _now(name: str, tensor: Tensor, places: Places) -> Tensor:
-    """Return the tensor that a module now holds in place of `tensor`.
-
-    Raises `TaskError` if its shape or type differs from that of `tensor`.
-    """
-    held = [owner._buffers[key] for owner, key in places]
-    others = [each for each in held if each is not tensor]
-    now = others[0] if others else tensor
-    if now is None or (now.shape, now.dtype) != (tensor.shape, tensor.dtype):
-        is_now = "None" if now is None else f"{_of(now)} {tuple(now.shape)}"
-        raise TaskError(
-            f"{name} was {_of(tensor)} {tuple(tensor.shape)}, and after a batch it is {is_now}: "
-            "keep shape and type, or register it with persistent=False"
-        )
-    return now
-
-
 NONE: Arrays = {}
 
 
 class FlatModel:
     """A module whose parameters, gradients and BatchNorm statistics are views of flat vectors.
 
-        state   [ parameters, in named_parameters order | BatchNorm's running statistics ], float32
-        grad    [ gradients of the parameters ]
+        state       [ parameters, in named_parameters order | BatchNorm's statistics ], float32
+        gradient    [ gradients of the parameters ], float32
 
     An update is therefore one subtraction. An optimiser over the single parameter `parameters`
     steps the whole model: `torch.optim.SGD([flat.parameters], lr)` has the same result as
@@ -264,23 +223,20 @@ class FlatModel:
         empty = torch.empty(0, device=device)
         self.state: Tensor = torch.cat([empty, *(t.detach().flatten().float() for _, t in named)])
         self._views = self._cut(self.state, self.shapes)
-        self._halves: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # with master and gradient
         for (_, tensor), view in zip(named, self._views, strict=True):
             if tensor.dtype == torch.float32:
                 tensor.data = view
 
         # autograd fills the gradients of the module's own parameters; optimisers use this view.
         self.parameters = nn.Parameter(self.state[: self.num_parameters], requires_grad=False)
-        self.parameters.grad = self._grad = torch.zeros_like(self.parameters)
-        gradients = self._cut(self._grad, (p.shape for _, p in found.trained))
-        self._grads: list[tuple[nn.Parameter, Tensor]] = []  # float32 parameters, their gradients
-        for (_, parameter), master, gradient in zip(
-            found.trained, self._views, gradients, strict=False
-        ):
-            if parameter.dtype == torch.float32:
-                self._grads.append((parameter, gradient))
-            else:
-                self._halves.append((parameter, master, gradient))
+        self.parameters.grad = self.gradient = torch.zeros_like(self.parameters)
+        gradients = self._cut(self.gradient, (p.shape for _, p in found.trained))
+        every = [
+            Trained(*each, master, gradient)
+            for each, master, gradient in zip(found.trained, self._views, gradients, strict=False)
+        ]
+        self._plain = [each for each in every if each.parameter.dtype == torch.float32]
+        self._halves = [each for each in every if each.parameter.dtype != torch.float32]
         self._rounded = -1  # the version of `state` that the halves have
         self._hook_halves()
         self._native = found.native
@@ -290,33 +246,26 @@ class FlatModel:
         )
         self._beside = list(found.beside.values())
         for tensor in self._beside:
-            if any(
-                n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
-            ):
+            if 0 in tensor.stride():  # its entries share memory
                 tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
         self._initial = [tensor.detach().clone() for tensor in self._beside]
         self._buffers = [(m, dict(m._buffers)) for m in module.modules() if m._buffers]
-        self._memory = [
-            (name, parameter, view, view.data_ptr())
-            for (name, parameter), view in zip(found.trained, self._views, strict=False)
-            if parameter.dtype == torch.float32
-        ]
-        self._owners = [
-            (owner, key, parameter)
+        self._owners = [(m, dict(m._parameters)) for m in module.modules() if m._parameters]
+        sent = {id(tensor): (n, tensor) for n, tensor in (*found.statistics, *found.native)}
+        self._places = [
+            (*sent[id(buffer)], owner, key)
             for owner in module.modules()
-            for key, parameter in owner._parameters.items()
-            if parameter is not None
+            for key, buffer in owner._buffers.items()
+            if id(buffer) in sent
         ]
-        self._statistics = _places(module, found.statistics)
-        self._places = _places(module, found.native)
         self.zero_grad()
 
     def _hook_halves(self) -> None:
         """Let passes forward round the masters, and passes backward add the gradients."""
-        halves = {id(parameter) for parameter, _, _ in self._halves}
-        for parameter, _, gradient in self._halves:
-            hook = partial(_move_grad, gradient)
-            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        halves = {id(each.parameter) for each in self._halves}
+        for each in self._halves:
+            hook = partial(_move_grad, each.gradient)
+            each.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         # A layer may use the parameters of a layer inside it without calling that layer.
         for module in self.module.modules() if halves else ():
             if any(id(parameter) in halves for parameter in module.parameters()):
@@ -326,20 +275,15 @@ class FlatModel:
         """Return the step of an optimiser of `parameters`, a function of the optimiser.
 
         It is torch's `step` without its wrappers (profiler, hooks), which take 0.4 of the time on a
-        small model. If the model has parameters of 16 bits, their next use rounds the masters anew.
-        This holds for calls of `optimizer.step()` too. A fused step does not raise the masters'
-        versions, so it has to be noticed here.
+        small model. If the model has parameters of 16 bits, a hook lets their next use round the
+        masters anew, because a fused step does not raise the masters' versions.
         """
-        step: Callable[[Optimizer], Any] = inspect.unwrap(type(optimizer).step)
-        if not self._halves:
-            return step
-        optimizer.register_step_post_hook(lambda *_: self._stepped())
-
-        def stepped(given: Optimizer) -> None:
-            step(given)
-            self._stepped()
-
-        return stepped
+        step: Callable[[Optimizer], Any] = type(optimizer).step
+        if self._halves:
+            optimizer.register_step_post_hook(lambda *_: self._stepped())
+        else:
+            step = inspect.unwrap(step)
+        return step
 
     def _stepped(self) -> None:
         self._rounded = -1
@@ -350,15 +294,18 @@ class FlatModel:
         if version == self._rounded:
             return
         self._rounded = version
-        for parameter, master, _ in self._halves:
+        for each in self._halves:
             # `data`: autograd would refuse a parameter that changes between two of its uses.
-            parameter.data.copy_(master)
+            each.parameter.data.copy_(each.master)
 
     def zero_grad(self) -> None:
-        """Fill the flat gradient with zeros; make each parameter's `.grad` a view of it."""
-        self._grad.zero_()
-        self.parameters.grad = self._grad
-        for parameter, view in self._grads:
+        """Fill the flat gradient with zeros; make each parameter's `.grad` a view of it.
+
+        Backward passes add to it then. After `drop_grad`, only `collect_grad` changes it.
+        """
+        self.gradient.zero_()
+        self.parameters.grad = self.gradient
+        for _, parameter, _, view in self._plain:
             if parameter.grad is not view:
                 parameter.grad = view
 
@@ -368,33 +315,24 @@ class FlatModel:
         `collect_grad` copies the new gradients into the flat gradient. This is faster than
         `zero_grad`, which needs two more passes over all gradients: to set zeros, and to add.
         """
-        for parameter, _ in self._grads:
-            parameter.grad = None
-        for _, _, gradient in self._halves:
-            gradient.zero_()
+        for each in self._plain:
+            each.parameter.grad = None
+        for each in self._halves:
+            each.gradient.zero_()
 
     def collect_grad(self) -> Tensor:
         """Copy the parameters' gradients into the flat gradient (0 for a missing one); return it.
 
         This frees the parameters' own gradients.
         """
-        for parameter, view in self._grads:
+        for _, parameter, _, view in self._plain:
             if parameter.grad is None:
                 view.zero_()
             elif parameter.grad is not view:
                 grad = parameter.grad  # sparse with nn.Embedding(sparse=True)
                 view.copy_(grad.to_dense() if grad.is_sparse else grad)
             parameter.grad = None
-        return self._grad
-
-    @property
-    def gradient(self) -> Tensor:
-        """The flat gradient, float32 (num_parameters,).
-
-        After `zero_grad`, backward passes add to it. After `drop_grad`, only `collect_grad` changes
-        it.
-        """
-        return self._grad
+        return self.gradient
 
     def load(
         self, state: Tensor | NDArray[np.float32], natives: Mapping[str, NDArray[Any]] = NONE
@@ -418,8 +356,6 @@ class FlatModel:
 
         `natives`: new values of native tensors, by name. All others get their initial values.
         """
-        if not self._buffers and not self._beside:
-            return
         for owner, held in self._buffers:
             owner._buffers.update(held)
         with torch.no_grad():
@@ -427,47 +363,59 @@ class FlatModel:
                 try:
                     torch._foreach_copy_(self._beside, self._initial)
                 except RuntimeError as error:
-                    raise TaskError(RESIZED) from error
+                    raise TaskError(
+                        "the model's first use changes the shape of a buffer, as in per-channel "
+                        "quantisation-aware training: call the model once where it is built"
+                    ) from error
             for name, tensor in self._native if natives else ():
                 if name in natives:
                     put_array(tensor, natives[name])
 
+    @torch.no_grad()
     def collect_state(self) -> None:
-        """Copy BatchNorm's statistics into `state` if a forward pass has replaced the buffers."""
-        for tensor, places in self._statistics:
-            for owner, key in places:
-                if (now := owner._buffers[key]) is not tensor:
-                    if now is not None:
-                        tensor.copy_(now)
-                    owner._buffers[key] = tensor
+        """Take over the buffers that a forward pass has replaced by new tensors.
+
+        Their values are copied into the first tensors, BatchNorm's statistics so into `state`.
+        Raises `TaskError` for a new shape or type.
+        """
+        for name, tensor, owner, key in self._places:
+            if (now := owner._buffers[key]) is tensor:
+                continue
+            if now is None or (now.shape, now.dtype) != (tensor.shape, tensor.dtype):
+                is_now = "None" if now is None else f"{_of(now)} {tuple(now.shape)}"
+                raise TaskError(
+                    f"{name} was {_of(tensor)} {tuple(tensor.shape)}, and after a batch it is "
+                    f"{is_now}: keep shape and type, or register it with persistent=False"
+                )
+            tensor.copy_(now)
+            owner._buffers[key] = tensor
 
     def expect_in_place(self) -> None:
         """Raise `TaskError` if a parameter or its memory has been replaced; undo that first.
 
         `state` would not have the new values.
         """
-        replaced = [name for name, p, _, memory in self._memory if p.data_ptr() != memory]
-        others = [key for owner, key, p in self._owners if owner._parameters.get(key) is not p]
-        if not replaced and not others:
+        replaced = [n for n, p, view, _ in self._plain if p.data_ptr() != view.data_ptr()]
+        for owner, held in self._owners:
+            replaced += [key for key, p in held.items() if owner._parameters.get(key) is not p]
+        if not replaced:
             return
-        for _, parameter, view, _ in self._memory:
+        for _, parameter, view, _ in self._plain:
             parameter.data = view
-        for owner, key, parameter in self._owners:
-            owner._parameters[key] = parameter
+        for owner, held in self._owners:
+            owner._parameters.update(held)
         raise TaskError(
-            f"{[*replaced, *others][0]} has been replaced: change parameters in place, as by "
+            f"{replaced[0]} has been replaced: change parameters in place, as by "
             "p.data.copy_(values) in place of p.data = values"
         )
 
     def natives(self) -> Arrays:
         """Return native tensors by name as numpy arrays (`to_array`), which may share their memory.
 
-        Raises `TaskError` for a tensor whose shape or type has changed since the start.
+        Raises `TaskError` as `collect_state` does.
         """
-        return {
-            name: to_array(_now(name, tensor, places))
-            for (name, _), (tensor, places) in zip(self._native, self._places, strict=True)
-        }
+        self.collect_state()
+        return {name: to_array(tensor) for name, tensor in self._native}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return parameters and statistics by name, float32 views of `state` in their shapes."""

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +38,10 @@ def said_in(path: str) -> dict[str, Any]:
 def sha256_of(file: str) -> str:
     """Return the SHA-256 of a file, or of a run's model, as hexadecimal digits.
 
-    Raises `TaskError` if it is unreadable. The digest of an unchanged file (same size and time of
-    change) is computed once a process.
+    Raises `TaskError` if it is unreadable.
     """
     try:
-        path = Path(file_of(file)).resolve(strict=True)
-        status = path.stat()
-        return _sha256(path, status.st_mtime_ns, status.st_size)
+        with open(file_of(file), "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
     except (OSError, ValueError) as error:
         raise TaskError(f"model.file={file} cannot be read: {error}") from error
-
-
-@lru_cache(maxsize=8)
-def _sha256(path: Path, changed: int, size: int) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

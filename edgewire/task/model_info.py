@@ -91,14 +91,10 @@ def kinds_of(inputs: Tensors, looked_at: int = LOOKED_AT) -> Any:
 def _for_each(function: Callable[..., Tensor], kinds: Any, *sources: Any) -> Tensors:
     """Return what a function makes of each kind in `kinds_of`, and of the same part of sources."""
     if isinstance(kinds, list | tuple):
-        parts = zip(kinds, *sources, strict=True)
-        return tuple(_for_each(function, *each) for each in parts)  # type: ignore[misc]
+        return tuple(function(*each) for each in zip(kinds, *sources, strict=True))
     if "dtype" in kinds:
         return function(kinds, *sources)
-    return {
-        name: _for_each(function, kinds[name], *(each[name] for each in sources))  # type: ignore[misc]
-        for name in kinds
-    }
+    return {name: function(kinds[name], *(each[name] for each in sources)) for name in kinds}
 
 
 def fitted(source: Any, kinds: Any) -> Tensors:

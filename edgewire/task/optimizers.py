@@ -5,7 +5,7 @@ elementwise float32 operations, which every machine rounds in the same way.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,18 +81,14 @@ class Momentum(ServerOptimizer):
     ) -> None:
         """Take the step."""
         velocity, kept = state["velocity"], np.float32(self.momentum)
-        if self.lazy:
-            moved = kept * velocity[at] + gradient
-            velocity[at] = moved
-            x[at] -= np.float32(lr) * (gradient + kept * moved if self.nesterov else moved)
-        else:
-            velocity *= kept
-            velocity[at] += gradient
-            moved = velocity
-            if self.nesterov:
-                moved = kept * velocity
-                moved[at] += gradient
-            x -= np.float32(lr) * moved
+        changed = at if self.lazy else slice(None)
+        velocity[changed] *= kept
+        velocity[at] += gradient
+        moved = velocity[changed]
+        if self.nesterov:
+            moved = kept * moved
+            moved[slice(None) if self.lazy else at] += gradient
+        x[changed] -= np.float32(lr) * moved
 
 
 @dataclass(frozen=True)
@@ -143,24 +139,20 @@ class Adam(ServerOptimizer):
         mean, square = state["mean"], state["square"]
         beta1, beta2 = np.float32(self.beta1), np.float32(self.beta2)
         rest1, rest2 = np.float32(1 - self.beta1), np.float32(1 - self.beta2)
-        if self.lazy:
-            first = beta1 * mean[at] + rest1 * gradient
-            second = beta2 * square[at] + rest2 * (gradient * gradient)
-            mean[at], square[at] = first, second
-        else:
-            mean *= beta1
-            mean[at] += rest1 * gradient
-            square *= beta2
-            square[at] += rest2 * (gradient * gradient)
-            at, first, second = slice(None), mean, square
+        changed = at if self.lazy else slice(None)
+        mean[changed] *= beta1
+        mean[at] += rest1 * gradient
+        square[changed] *= beta2
+        square[at] += rest2 * (gradient * gradient)
+        first, second = mean[changed], square[changed]
         # Algorithm 1's bias corrections, as scalars: m / (1 - beta1^t), sqrt(v / (1 - beta2^t)).
         rate = np.float32(lr / (1 - self.beta1**number))
         bias = np.float32((1 - self.beta2**number) ** 0.5)
-        x[at] -= rate * first / (np.sqrt(second) / bias + np.float32(self.eps))
+        x[changed] -= rate * first / (np.sqrt(second) / bias + np.float32(self.eps))
 
 
 @dataclass(frozen=True)
-class OneBitAdam(ServerOptimizer):
+class OneBitAdam(Adam):
     """1-bit Adam: after a warm-up, nodes and server send the momentum, and v stays as it is.
 
     Tang et al. 2021, "1-bit Adam", Algorithm 1. The first `warmup_steps` steps are those of `Adam`
@@ -173,15 +165,12 @@ class OneBitAdam(ServerOptimizer):
     has no value near 0, and its step would be lr / eps times as large.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    lazy: bool = field(default=False, init=False)
     warmup_steps: int = 100
-    names = ("mean", "square")
     sends_momentum = True
 
     def __post_init__(self) -> None:
-        Adam(self.beta1, self.beta2, self.eps)  # checks the numbers
+        super().__post_init__()
         if self.warmup_steps < 1:
             raise TaskError(f"warmup_steps must be at least 1, not {self.warmup_steps}")
 
@@ -198,7 +187,7 @@ class OneBitAdam(ServerOptimizer):
     ) -> None:
         """Take Adam's step in the warm-up; after it `gradient` is the momentum."""
         if number <= self.warmup_steps:
-            Adam(self.beta1, self.beta2, self.eps).step(x, state, at, gradient, lr, number)
+            super().step(x, state, at, gradient, lr, number)
             return
         mean, square = state["mean"], state["square"]
         mean[:] = 0

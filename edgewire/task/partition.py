@@ -6,9 +6,10 @@ It works with any partitioner of `flwr_datasets` that uses labels, groups or siz
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,11 +18,10 @@ from torch import Tensor
 
 import edgewire.task.lazy_imports  # noqa: F401  # before any import of flwr_datasets
 from edgewire.task.datasets.data import Split
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, described
 
 # Keys that separate this module's random streams from other streams with the same seed.
 _SHUFFLE, _DRAW, _GROUPS = 1, 2, 3
-LARGER_ALPHA = "larger partition.alpha"  # a small alpha gives some nodes few samples
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Natural:
     """
 
     num_partitions: int
+    _partition_by: ClassVar[str] = "group"  # as flwr_datasets' partitioners have it
 
     def cut(self, groups: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
         """Return each node's samples, int64 (n,) each; `groups`: each sample's, int64 (N,)."""
@@ -82,6 +83,8 @@ class Natural:
 
 class Partition:
     """The indices of every node's samples, computed at the first use.
+
+    `by_group`: whether each node has whole groups.
 
     Args:
         partitioner: an `Iid`, a `Natural`, a `Sampled`, or a partitioner of flwr_datasets, whose
@@ -116,11 +119,15 @@ class Partition:
             for name, column in (("label", split.labels), ("group", split.groups))
             if column is not None
         }
-        _expect_column(partitioner, self._columns)
-        self._total = total
-        self._nodes = nodes
-        self._seed = seed
-        self._cut: Callable[[int], Any] | None = None
+        by = getattr(partitioner, "_partition_by", None)  # a partitioner of a user may have any
+        if by is not None and by not in self._columns:
+            raise TaskError(
+                f"{type(partitioner).__name__} has partition_by={by}, which the samples lack: "
+                f"label needs targets that are classes, and group needs dataset.group=COLUMN; "
+                f"partition=iid needs neither"
+            )
+        self.by_group = by == "group"
+        self._total, self._nodes, self._seed = total, nodes, seed
         self._indices: dict[int, Tensor] = {}
 
     def indices(self, node: int) -> Tensor:
@@ -139,34 +146,26 @@ class Partition:
         return self._indices[node]
 
     def _load(self, node: int) -> NDArray[np.int64]:
-        with warnings.catch_warnings():
-            # The user cannot act on their warnings (a repeated draw, an old option of pyarrow).
-            warnings.simplefilter("ignore")
+        # a small alpha gives some nodes few samples
+        cure = "give a larger partition.alpha, or " * hasattr(self._partitioner, "_alpha")
+        # The user cannot act on their warnings (a repeated draw, an old option of pyarrow).
+        with warnings.catch_warnings(action="ignore"):
             try:
-                if self._cut is None:
-                    self._cut = self._prepare()
                 rows: NDArray[np.int64] = self._cut(node)
             except TaskError:
                 raise
             except (ValueError, TypeError, KeyError, IndexError) as error:
-                hint = f"; give a {LARGER_ALPHA}" if self._is_dirichlet else ""
-                raise TaskError(f"the partition cannot be made: {_reason(error)}{hint}") from error
+                why = f"{described(error)}; {cure}correct its options"
+                raise TaskError(f"the partition cannot be made: {why}") from error
         if len(rows) == 0:
-            hint = f"a {LARGER_ALPHA}, or fewer nodes" if self._is_dirichlet else "fewer nodes"
-            raise TaskError(f"the partition leaves node {node + 1} without a sample: give {hint}")
+            raise TaskError(
+                f"the partition leaves node {node + 1} without a sample: {cure}give fewer nodes"
+            )
         return rows
 
-    @property
-    def by_group(self) -> bool:
-        """Whether each node has whole groups."""
-        return bool(_column_of(self._partitioner) == "group")
-
-    @property
-    def _is_dirichlet(self) -> bool:
-        return hasattr(self._partitioner, "_alpha")
-
-    def _prepare(self) -> Callable[[int], Any]:
-        """Shuffle the data set; return a function that takes a node and returns its indices."""
+    @cached_property
+    def _cut(self) -> Callable[[int], Any]:
+        """A function that takes a node and returns its indices in the shuffled data set."""
         # Shuffle: partitioners of equal shares take contiguous rows; folders are sorted by class.
         order = np.random.default_rng((self._seed, _SHUFFLE)).permutation(self._total)
         theirs = self._partitioner
@@ -186,35 +185,3 @@ class Partition:
             parts = theirs.cut(self._columns["group"][order], self._seed)
             return [order[part] for part in parts].__getitem__
         return theirs.load_partition  # type: ignore[no-any-return]  # flwr_datasets has no types
-
-
-def _column_of(partitioner: Any) -> Any:
-    """Return which column of the samples a partitioner uses: "label" or "group"; None: no column.
-
-    A partitioner of a user may name another one.
-    """
-    by_group = isinstance(partitioner, Natural)
-    return "group" if by_group else getattr(partitioner, "_partition_by", None)
-
-
-def _expect_column(partitioner: Any, columns: Mapping[str, Any]) -> None:
-    """Raise `TaskError` if a partitioner uses classes or groups, and the samples have none."""
-    by = _column_of(partitioner)
-    name = type(partitioner).__name__
-    if by == "group" and by not in columns:
-        raise TaskError(
-            f"{name} gives each node whole groups, such as users, and the samples have none: name "
-            f"their column as dataset.group=, or give partition=iid"
-        )
-    if by == "label" and by not in columns:
-        raise TaskError(
-            f"{name} shares out classes, and the targets are no classes: give partition=iid, "
-            f"partition=natural or partition=sampled"
-        )
-    if by not in (None, "group", "label"):
-        raise TaskError(f"partition.partition_by={by}: give label (classes) or group")
-
-
-def _reason(error: Exception) -> str:
-    """Return an error's text as one line."""
-    return " ".join(str(error).split()) or type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +23,16 @@ from edgewire.task.objectives.reconstruction import Reconstruction
 from edgewire.task.objectives.regression import Regression
 from edgewire.task.steps import evaluate, evaluating
 from edgewire.task.tables.columns import Columns
-from edgewire.task.tables.read import inputs_of, rows_of, targets_of
+from edgewire.task.tables.read import ids_of, inputs_of, random_rows, rows_of, targets_of
 from edgewire.task.tensors import Tensors, count, leaves, rows
 
 if TYPE_CHECKING:  # it takes half a second to import
     import pandas as pd
 
+log = getLogger("edgewire")
 SHOWN = 20  # the most classes or outputs of which a prediction has a column each
-Found = tuple[Tensors, Tensors | None, Sequence[Any] | None]  # inputs, targets, index; None: none
+# inputs, targets, and what rows are called: the column's name, and the names; None: none
+Found = tuple[Tensors, Tensors | None, tuple[str, Sequence[Any]] | None]
 
 
 class Composed(nn.Module):
@@ -99,16 +102,21 @@ class Predictor:
         The columns are `class`, `probability` and each class's probability, `p(CLASS)`; or `value`;
         or `error` (a model that reconstructs), `token` (the next one), or `output`. If the source
         has the targets, too, `attrs["metrics"]` of the table holds the loss and the metrics by
-        name. The index has files of photos, a DataFrame's own index, or numbers from 1 on.
+        name. The index is a DataFrame's own one, or the files of photos. Of a table's file it is
+        the first column that tells all rows apart and is no input; else it counts from 1. The log
+        warns of answers that are no numbers.
 
         Raises `TaskError` for a source that cannot be read, that lacks a column, or that has an
         unknown class.
         """
         import pandas as pd
 
-        inputs, targets, index = self.read(source)
+        inputs, targets, names = self.read(source)
         found = pd.DataFrame(self._columns(inputs))
-        found.index = pd.Index(range(1, len(found) + 1) if index is None else index, name="id")
+        key, index = names or ("id", range(1, len(found) + 1))
+        found.index = pd.Index(index, name=key)
+        if odd := int(found.select_dtypes("number").isna().any(axis=1).sum()):
+            log.warning("%d of %d answers are no numbers: look at these samples", odd, len(found))
         if targets is not None and len(found):
             model, prepared = self.module.model, self.module.transform(inputs)
             metrics = evaluate(model, self.objective, prepared, targets, self.info.batch)
@@ -119,19 +127,7 @@ class Predictor:
         """Return random raw samples of the kind of the training's; always the same ones."""
         if self._table is None:
             return samples_of(self.info.inputs, count)
-        random = torch.Generator().manual_seed(0)
-        cells: list[Tensor] = []
-        windows: list[Tensor] = []
-        for each in self._table.features:
-            size = (count, each.length) if each.kind == "window" else (count,)
-            values = each.mean + each.std * torch.randn(size, generator=random).double()
-            if each.kind == "category":
-                values = torch.randint(len(each.values) + 1, size, generator=random).double()
-            values[0] = torch.nan if each.missing else values[0]
-            (windows if each.kind == "window" else cells).append(values)
-        parts = [torch.stack(cells, 1)] if cells else []
-        parts += [torch.stack(windows, 1).float()] if windows else []
-        return parts[0] if len(parts) == 1 else tuple(parts)
+        return random_rows(self._table, count)
 
     def _columns(self, inputs: Tensors) -> dict[str, Any]:
         """Return the columns of a prediction by name, one entry a sample each."""
@@ -160,26 +156,27 @@ class Predictor:
         return {head: flat[:, k].numpy() for k, head in enumerate(heads)}
 
     def read(self, source: Any) -> Found:
-        """Return the raw inputs of a source (`predict`), its targets and an index; None: none."""
-        if isinstance(source, str | Path):
-            path = Path(source).expanduser()
-            if not path.exists():
-                raise TaskError(f"{path}: there is no such file or folder")
-            return self._read_file(path)
+        """Return the raw inputs of a source (`predict`), its targets, and its rows' names."""
         if hasattr(source, "columns"):  # a DataFrame
-            inputs, targets, _ = self._rows(source)
-            return inputs, targets, source.index
-        source = np.frombuffer(source, np.uint8) if isinstance(source, bytes) else source
-        return fitted(source, self.info.inputs), None, None
-
-    def _read_file(self, path: Path) -> Found:
-        own = self.info.dataset.get("own") or {}
+            if self._table is None:
+                raise TaskError("this model takes no rows of a table, but tensors or arrays")
+            cells = rows_of(source, self._table)
+            index = (source.index.name or "id", source.index)
+            return inputs_of(cells, self._table), targets_of(cells, self._table), index
+        if not isinstance(source, str | Path):
+            source = np.frombuffer(source, np.uint8) if isinstance(source, bytes) else source
+            return fitted(source, self.info.inputs), None, None
+        path, own = Path(source).expanduser(), self.info.dataset.get("own") or {}
+        if not path.exists():
+            raise TaskError(f"{path}: there is no such file or folder")
         if path.suffix.lower() in (".npy", ".npz"):
             arrays = arrays_in([path])
             if own.get("target") not in arrays:
                 return fitted(self._inputs(arrays, own), self.info.inputs), None, None
         elif self._table is not None:
-            return self._rows(str(path))
+            cells = rows_of(str(path), self._table, [name for name, _ in self._table.left])
+            ids = ids_of(cells, self._table)
+            return inputs_of(cells, self._table), targets_of(cells, self._table), ids
         elif path.is_dir() or is_image(path):
             return self._photos(path)
         split = self._reader(str(path)).train
@@ -192,12 +189,6 @@ class Predictor:
         left = [each for name, each in arrays.items() if name != own.get("group")]
         return arrays.get(str(own.get("inputs")), left[0] if len(left) == 1 else arrays)
 
-    def _rows(self, source: Any) -> Found:
-        if self._table is None:
-            raise TaskError("this model takes no rows of a table, but tensors or arrays")
-        found = rows_of(source, self._table)
-        return inputs_of(found, self._table), targets_of(found, self._table), None
-
     def _photos(self, path: Path) -> Found:
         shape: Any = self.info.inputs["shape"] if "dtype" in self.info.inputs else ()
         if len(shape) != 3 or shape[0] != 3:
@@ -208,4 +199,4 @@ class Predictor:
             found = labelled(path, self.classes)
             files, labels = [file for file, _ in found], torch.tensor([label for _, label in found])
         names = [each.relative_to(path if path.is_dir() else path.parent) for each in files]
-        return load_photos(files, shape[-1]), labels, [name.as_posix() for name in names]
+        return load_photos(files, shape[-1]), labels, ("id", [each.as_posix() for each in names])

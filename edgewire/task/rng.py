@@ -5,6 +5,8 @@ from hashlib import blake2b
 
 import torch
 
+CPU = torch.device("cpu")
+
 
 def stream_seed(*parts: int) -> int:
     """Return a 63-bit seed for a random stream named by integers, the same on every machine."""

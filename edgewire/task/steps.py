@@ -13,6 +13,7 @@ from edgewire.task.errors import TaskError, described
 from edgewire.task.objectives import Objective
 from edgewire.task.objectives.base import KEYS
 from edgewire.task.objectives.regression import Regression
+from edgewire.task.rng import CPU, IsolatedRng
 from edgewire.task.tensors import Tensors, count, leaves, rows, taken
 
 Batch = tuple[Tensors, Tensors]  # inputs, targets
@@ -94,7 +95,7 @@ def expect_trains(model: nn.Module, objective: Objective, data: Data) -> None:
     x, y = (rows(each, 0, 1) for each in (data.train.inputs, data.train.targets))
     try:
         trained = copy.deepcopy(model)
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with IsolatedRng(CPU, 0), torch.no_grad():
             objective.loss(trained if trained.training else trained.train(), data.prepared(x), y)
     except Exception as error:  # a user's model may raise anything
         raise TaskError(
@@ -173,10 +174,9 @@ def evaluate(
     inputs: Tensors,
     targets: Tensors,
     batch_size: int = EVALUATED,
-    between: Callable[[], object] | None = None,
 ) -> dict[str, float]:
     """Evaluate a model; return the loss and the metrics that are defined (see `summed`)."""
-    sums = summed(model, objective, inputs, targets, batch_size, between)
+    sums = summed(model, objective, inputs, targets, batch_size)
     return objective.defined(sums, count(inputs))
 
 

@@ -8,9 +8,8 @@ import pytest
 from edgewire.command import compare as command
 from edgewire.command.compare import Comparison, compare
 from edgewire.command.exit import Failed, clear_errors
-from edgewire.command.main import COMPARE, cli
+from edgewire.command.main import cli
 from edgewire.command.new_task import new_task
-from edgewire.command.search import search
 
 QUICK = ["rounds=2", "nodes=3", "engine.workers=1", "seed=0,1"]
 
@@ -23,7 +22,7 @@ def printed(tmp_path, monkeypatch, capsys):
         code = 0
         try:
             with clear_errors():
-                code = compare(list(words), search)
+                code = compare(list(words))
         except Failed as failed:
             code = failed.code
         shown = capsys.readouterr()
@@ -156,6 +155,14 @@ def test_a_task_of_ours_has_its_rates_unless_its_data_are_files():
     assert not Comparison(["dataset=csv", "dataset.root=x.csv"]).is_known
 
 
+@pytest.mark.parametrize("more", [[], ["dataset.columns=survey", "nodes=2"]])
+def test_an_own_table_is_read_before_the_first_run(more, tmp_path):
+    rows = [f"{number % 40},{'yes' if number % 3 else 'no'}" for number in range(90)]
+    (tmp_path / "own.csv").write_text("\n".join(["age,churn", *rows]))
+    words = ["task=table", f"dataset.root={tmp_path}/own.csv", "dataset.target=churn"]
+    assert "2 classes) · table_mlp" in Comparison([*words, *more]).title
+
+
 def test_an_asynchronous_method_has_as_many_replies_as_the_others_have():
     asked = Comparison(["rounds=7", "nodes=4"])
     method = asked.methods(["fedbuff"])[1]
@@ -173,8 +180,8 @@ def test_the_words_of_a_link(words):
 
 def test_it_is_a_word_of_the_command_line(monkeypatch):
     given = []
-    monkeypatch.setattr(command, "compare", lambda words, _: given.append(words) or 3)
-    monkeypatch.setattr("sys.argv", ["run.py", COMPARE, "task=keywords"])
+    monkeypatch.setattr(command, "compare", lambda words: given.append(words) or 3)
+    monkeypatch.setattr("sys.argv", ["run.py", "compare", "task=keywords"])
     with pytest.raises(SystemExit) as ended:
         cli()
     assert (ended.value.code, given) == (3, [["task=keywords"]])

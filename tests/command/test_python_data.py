@@ -108,7 +108,7 @@ def words_of(folder, data, target=None, *words):
         ({"a": [[1.0]], "b": ["x"]}, "b", [], ["dataset=npz", "dataset.target='b'"]),
         (([[1.0]], [1.0]), None, ["model=mlp"], ["dataset=npz", "objective=regression"]),
         (([[1.0]], [1.0]), None, ["model=mlp", "objective=mine"], ["dataset=npz"]),
-        (pd.DataFrame({"a'": [1], "b": [2]}), ["a'", "b"], [], [r"dataset.target=['a\'','b']"]),
+        (pd.DataFrame({"a'": [1], "b": [2]}), ["a'", "b"], [], [r"dataset.target=['a\'',b]"]),
     ],
 )
 def test_words_say_what_the_data_are(data, target, words, expected, tmp_path):

@@ -94,7 +94,7 @@ def test_the_value_of_a_reference_is_not_read_as_json(cli, stopped, monkeypatch,
 def test_unusable_folders_are_refused(cli, stopped, tmp_path):
     assert "there is no checkpoint" in one_line(cli, f"resume={tmp_path}")
     (stopped / ".hydra" / "config.yaml").unlink()
-    assert "its configuration is gone" in one_line(cli, f"resume={stopped}")
+    assert f"there is no {stopped}/.hydra/config.yaml" in one_line(cli, f"resume={stopped}")
 
 
 def test_changes_to_the_folder_are_named(cli, stopped):

@@ -62,7 +62,6 @@ def test_the_names_of_an_older_release_are_read_with_a_warning(first, again, tmp
     file = tmp_path / "old" / ".hydra" / "config.yaml"
     text = file.read_text()
     assert "_target_: edgewire.task." in text
-    text = text.replace("strategy:\n", "strategy:\n  in_flight: 1\n  memory_mb: null\n")
     file.write_text(text.replace("_target_: edgewire.", "_target_: "))
     code, error, _, same, _ = again(tmp_path / "old", "--config-name=config")
     assert code == 0

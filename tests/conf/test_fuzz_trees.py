@@ -19,11 +19,11 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.resolvers import oc
 
-from edgewire.command.saved_config import quoted
 from edgewire.conf import load
 from edgewire.conf.load import load_config
 from edgewire.conf.schema import ConfigError
 from edgewire.conf.trust import OF_A_KEY
+from edgewire.task.override_text import quoted
 from tests.conf.hostile import HIDDEN, SECRET, plain, submitted
 from tests.runs import composed
 

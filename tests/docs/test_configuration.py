@@ -6,8 +6,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from docs.configuration import COMMAND, PAGE, page, preset
-from docs.text import word
 from edgewire.conf.load import HERE
+from edgewire.report.runs import as_text
 
 
 def test_the_page_is_up_to_date():
@@ -19,7 +19,7 @@ def test_the_page_is_up_to_date():
 
 @pytest.mark.parametrize("name", ["dgc", "fedbuff", "fedavg_topk"])
 def test_a_preset_sets_the_documented_overrides(name):
-    words = [f"{key}={word(value)}" for key, value in preset(name).items()]
+    words = [f"{key}={as_text(value)}" for key, value in preset(name).items()]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(HERE), version_base="1.3"):
         by_name = OmegaConf.to_container(compose("config", [f"algorithm={name}"]), resolve=True)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from edgewire.engines import control
-from edgewire.engines.control import LogRelay, bundle, follow
+from edgewire.engines.control import bundle, follow, repeat_warnings
 from edgewire.machine.errors import UsageError
 from tests.simulation.any_app.apps import write
 
@@ -89,11 +89,10 @@ def test_a_warning_of_the_app_is_logged_here_once(tmp_path, caplog):
     mark = "WARNING:edgewire:"
     gone = "node 7 has left: the run continues with 1"
     log.write_text(f"starting\nINFO:edgewire:x\n{mark}{gone}\n{mark}node 8 left ")
-    said = LogRelay(log)
-    said.repeat()
-    said.repeat()
+    start = repeat_warnings(log)
+    assert repeat_warnings(log, start) == start
     assert caplog.messages == [gone]
     with log.open("a") as more:
         more.write("out: NaN\n")
-    said.repeat()
+    repeat_warnings(log, start)
     assert caplog.messages[1:] == ["node 8 left out: NaN"]

@@ -11,7 +11,7 @@ from flwr.proto.control_pb2 import ListRunsRequest
 
 from edgewire.engines import same_user_only
 from edgewire.engines.private_superlink import private_superlink
-from edgewire.engines.same_user_only import SameUserOnly, user_of
+from edgewire.engines.same_user_only import for_this_user, user_of
 from edgewire.machine.errors import EngineError
 
 NOBODY = 65534
@@ -93,12 +93,12 @@ def test_requests_of_unknown_users_are_refused(listener):
     server = listener.getsockname()
     with socket.create_connection(server) as client:
         own = {"client": client.getsockname(), "server": server}
-        assert ask(SameUserOnly, type="http", **own) == ([], ["http"])
+        assert ask(for_this_user, type="http", **own) == ([], ["http"])
     for ends in (own, {"client": None, "server": server}, {"client": ("127.0.0.1", 9)}):
-        sent, reached = ask(SameUserOnly, type="http", **ends)
+        sent, reached = ask(for_this_user, type="http", **ends)
         assert not reached
         assert sent[0]["status"] == 403
-    assert ask(SameUserOnly, type="lifespan") == ([], ["lifespan"])
+    assert ask(for_this_user, type="lifespan") == ([], ["lifespan"])
 
 
 @pytest.mark.system

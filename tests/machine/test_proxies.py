@@ -92,7 +92,7 @@ def test_an_unusable_setting_gives_one_line(monkeypatch):
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "socksio", None)
-    with pytest.raises(UsageError, match="a SOCKS proxy: `pip install socksio`"):
+    with pytest.raises(UsageError, match="socks5 with `pip install socksio`"):
         expect_usable_proxies()
     for proxy in ("gopher://127.0.0.1:9", "http://me:secret@foo:bar:baz"):
         monkeypatch.setenv("all_proxy", proxy)

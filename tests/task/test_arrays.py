@@ -137,11 +137,11 @@ def test_names_of_classes(tmp_path):
 WRONG = {
     "an absent array": ({"target": "z"}, {}, "no array z for dataset.target=: there are x, y"),
     "the target as input": ({"inputs": "y"}, {}, "not the target"),
-    "another number of rows": ({}, {"y": Y[:4]}, "rows"),
+    "another number of rows": ({}, {"y": Y[:4]}, "each of the 20 samples"),
     "no samples": ({}, {"x": X[:0], "y": Y[:0]}, "no samples"),
     "one number": ({}, {"y": np.float32(3)}, "no samples"),
     "complex numbers": ({}, {"x": X * 1j}, "integers or floats"),
-    "objects": ({}, {"x": np.array([{}] * 20)}, "an array of Python objects"),
+    "objects": ({}, {"x": np.array([{}] * 20)}, "without Python objects"),
     "text as inputs": ({}, {"x": np.array(["a"] * 20)}, "integers or floats"),
     "classes of floats": ({"target": "x", "inputs": "y", "classes": ["1"]}, {}, "no classes"),
     "classes of nothing": ({"target": None, "classes": ["1"]}, {}, "dataset.target="),
@@ -186,7 +186,7 @@ def test_what_is_there_must_be_clear(tmp_path):
     with pytest.raises(TaskError, match="several"):
         npz(str(tmp_path))
     (tmp_path / "c.txt").write_text("x")
-    with pytest.raises(TaskError, match=r"an \.npz file"):
+    with pytest.raises(TaskError, match=r"\.npz or \.npy files"):
         npz(str(tmp_path / "c.txt"))
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("readme.txt", "x")

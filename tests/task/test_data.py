@@ -26,27 +26,33 @@ def labels(change):
 
 
 BAD = {
-    "floats from 0 to 1": (images(lambda x: x / 255), "torch.float32, and uint8 from 0 to 255"),
-    "no channels": (images(lambda x: x[:, 0]), "(6, 8, 8), and (N, C, H, W)"),
-    "flat": (images(lambda x: x.flatten(1)), "(6, 192), and (N, C, H, W)"),
+    "floats from 0 to 1": (
+        images(lambda x: x / 255),
+        "float32 (6, 3, 8, 8), and uint8 (N",
+    ),
+    "no channels": (images(lambda x: x[:, 0]), "(6, 8, 8), and uint8 (N, C, H, W)"),
+    "flat": (images(lambda x: x.flatten(1)), "(6, 192), and uint8 (N, C, H, W)"),
     "no image": (replace(DATA, train=Split(GOOD.inputs[:0], GOOD.targets[:0])), "(0, 3, 8, 8)"),
-    "an array": (images(torch.Tensor.numpy), "are a ndarray, and a tensor"),
+    "an array": (images(torch.Tensor.numpy), "are a ndarray: give a dense tensor"),
     "not square": (
         replace(
             DATA,
             train=Split(GOOD.inputs[:, :, 1:], GOOD.targets),
             test=Split(GOOD.inputs[:, :, 1:], GOOD.targets),
         ),
-        "3 x 7 x 8, and models take square ones: give dataset.size=",
+        "3 x 7 x 8, and models take square ones of one shape: give dataset.size=",
     ),
     "channels last": (images(lambda x: x.permute(0, 2, 3, 1)), "8 x 8 x 3, those to test on 3"),
     "two sizes": (images(lambda x: x[:, :, 1:, 1:]), "3 x 7 x 7, those to test on 3 x 8 x 8"),
-    "labels in a column": (labels(lambda y: y[:, None]), "(6, 1), and (6,) is taken"),
-    "labels one-hot": (labels(lambda y: torch.eye(3)[y]), "(6, 3), and (6,) is taken"),
-    "floats as labels": (labels(torch.Tensor.float), "torch.float32, and int64"),
-    "a label missing": (labels(lambda y: y[:5]), "targets have 5 rows, and its inputs have 6"),
+    "labels in a column": (labels(lambda y: y[:, None]), "int64 (6, 1), and int64 (6,) is taken"),
+    "labels one-hot": (labels(lambda y: torch.eye(3)[y]), "(6, 3), and int64 (6,) is taken"),
+    "floats as labels": (labels(torch.Tensor.float), "float32 (6,), and int64"),
+    "a label missing": (
+        labels(lambda y: y[:5]),
+        "a row for each of the 6 samples",
+    ),
     "labels from 1": (labels(lambda y: y + 1), "from 1 to 3, and 0 to 2 is taken"),
-    "a list of labels": (labels(torch.Tensor.tolist), "are a list, and a tensor"),
+    "a list of labels": (labels(torch.Tensor.tolist), "are a list: give a dense tensor"),
     "fewer than no classes": (replace(DATA, classes=-1), "classes=-1"),
     "classes without names": (replace(DATA, class_names=("a", "b")), "2 class_names for classes=3"),
     "groups of floats": (
@@ -91,7 +97,7 @@ def test_invalid_data_is_refused_in_one_line(registered, case, size):
 
 def test_an_invalid_test_set_is_refused_too():
     bad = replace(DATA, test=Split(GOOD.inputs / 255, GOOD.targets))
-    with pytest.raises(TaskError, match=r"^mine: test\.inputs are torch\.float32"):
+    with pytest.raises(TaskError, match=r"^mine: test\.inputs are float32"):
         expect_usable("mine", bad)
 
 

@@ -79,4 +79,4 @@ def test_a_broken_file_is_named(tmp_path, damage, zipped):
     path.write_bytes(gzip.compress(content) if zipped and damage in BROKEN else content)
     with pytest.raises(TaskError) as error:
         load_data("mnist", root=str(tmp_path))
-    assert one_line(error).startswith(f"{path} is broken (")
+    assert one_line(error).startswith(f"{path} cannot be read as ")

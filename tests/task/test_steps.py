@@ -12,7 +12,7 @@ from edgewire.task.errors import TaskError
 from edgewire.task.models import build_model
 from edgewire.task.objectives import Objective
 from edgewire.task.objectives.classification import Classification
-from edgewire.task.steps import batches, evaluate, evaluation_batch
+from edgewire.task.steps import batches, evaluate, evaluation_batch, summed
 from edgewire.task.transforms import ImageTransform
 from tests.local_runs import local_run
 
@@ -137,16 +137,10 @@ def test_evaluate_changes_nothing(training):
 def test_evaluate_calls_a_function_between_batches():
     model = build_model("mlp", channels=1, size=8, classes=10)
     images, labels, calls = torch.randn(23, 1, 8, 8), torch.randint(10, (23,)), []
-    result = evaluate(
-        model,
-        CLASSES,
-        images,
-        labels,
-        5,
-        between=lambda: calls.append(torch.is_grad_enabled()),
-    )
+    given = (model, CLASSES, images, labels, 5)
+    result = summed(*given, between=lambda: calls.append(torch.is_grad_enabled()))
     assert calls == [True] * 5  # a worker that starts here must be able to train
-    assert result == evaluate(model, CLASSES, images, labels, 5)
+    assert result == summed(*given)
 
 
 class Caching(nn.Module):

@@ -24,7 +24,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.app.metadata import Metadata
 
 from edgewire.machine.errors import EngineError
-from edgewire.machine.temp_dirs import TempDirs, sweep
+from edgewire.machine.temp_dirs import TempDirs
 from edgewire.simulation.workers.node_host import log
 
 LARGE = 1 << 15  # bytes: buffers of at least this size use shared memory
@@ -271,7 +271,6 @@ class Folders:
         self._temp_dirs: list[TempDirs] = []
         self._told = False
         for parent in dict.fromkeys(filter(None, (_memory(), _disk()))):
-            sweep(parent)
             with suppress(OSError):
                 self._temp_dirs.append(TempDirs(parent))
         if not self._temp_dirs:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import Data, shown
-from edgewire.task.datasets.files import LARGEST_INTEGER, class_ids, class_names, data_of, files_of
+from edgewire.task.datasets.data import Data, reads_as, shown
+from edgewire.task.datasets.files import class_ids, class_names, data_of, files_of
 from edgewire.task.errors import NoData, TaskError
 from edgewire.task.tensors import Tensors, only
 from edgewire.task.transforms import ImageTransform, Standardize
@@ -73,9 +73,7 @@ def npz(
             f"or the group; there are {', '.join(train)}"
         )
     targets, found = _targets(parts, place, target, classes, on_device)
-    groups = None
-    if group is not None:
-        groups = [_array(part, place, group, "group") for part in parts]
+    groups = None if group is None else [_array(each, place, group, "group") for each in parts]
     one = len(names) == 1 and (inputs is None or isinstance(inputs, str))
     samples = list[Tensors]()
     for part in parts:
@@ -84,7 +82,7 @@ def npz(
         samples.append(_images(values) if images else values)
     transform: Any = Standardize(tuple(mean or ()), tuple(std or ()))
     if images:
-        channels = _channels(only(samples[0]))
+        channels = only(samples[0]).shape[1]
         transform = ImageTransform(
             tuple(mean or (0.5,) * channels), tuple(std or (0.25,) * channels)
         )
@@ -96,25 +94,18 @@ def npz(
 
 def _parts(root: str | None) -> tuple[Arrays, Arrays | None]:
     """Return the arrays to train on, and those to test on; None if there are none."""
-    path = Path(root or DEFAULT_ROOT).expanduser()
     try:
         train_files, test_files = files_of(root, (".npz",))
     except NoData:
         train_files, test_files = files_of(root, (".npy",))
-    if path.is_file() and not path.name.lower().endswith(".npz"):
-        raise TaskError(f"{shown(path)}: give an .npz file, or a folder of .npy files")
     train, test = (arrays_in(files) for files in (train_files, test_files))
     if test:
         return train, test
-    apart = {name.removesuffix("_train"): train[name] for name in train if _ends(name, "_train")}
-    if not apart:
-        return train, None
-    held = {name.removesuffix("_test"): train[name] for name in train if _ends(name, "_test")}
-    return apart, held or None
-
-
-def _ends(name: str, end: str) -> bool:
-    return name.endswith(end) and name != end
+    apart, held = (
+        {name.removesuffix(end): train[name] for name in train if name[1:].endswith(end)}
+        for end in ("_train", "_test")
+    )
+    return (apart, held or None) if apart else (train, None)
 
 
 def arrays_in(files: list[Path]) -> Arrays:
@@ -126,17 +117,13 @@ def arrays_in(files: list[Path]) -> Arrays:
         )
     found: dict[str, NDArray[Any]] = {}
     for file in files:
-        try:
+        # numpy's advice for Python objects, allow_pickle=True, would run code of the file
+        with reads_as(file, "arrays", "save arrays without Python objects, in .npz or .npy files"):
             if file.name.lower().endswith(".npz"):
                 with np.load(file, allow_pickle=False) as archive:
                     found |= dict(archive)
             else:  # copy on write: torch takes writable memory only, and the file must not change
                 found[file.stem] = np.load(file, mmap_mode="c", allow_pickle=False)
-        except Exception as error:  # hostile files raise a dozen types
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            if "allow_pickle" in reason:  # numpy's advice would run code of the file
-                reason = "it has an array of Python objects: save arrays of numbers or text"
-            raise TaskError(f"{shown(file)} cannot be read ({reason})") from error
     return found
 
 
@@ -156,7 +143,7 @@ def _tensor(array: NDArray[Any], name: str) -> Tensor:
     kind = array.dtype
     if kind.kind not in "biuf" or kind.itemsize > 8:
         raise TaskError(f"the array {name} is {kind}, and integers or floats are taken")
-    if kind.kind == "u" and kind.itemsize == 8 and (array > LARGEST_INTEGER).any():
+    if kind.kind == "u" and kind.itemsize == 8 and (array > np.iinfo(np.int64).max).any():
         raise TaskError(f"the array {name} has whole numbers above 2^63 - 1, the largest of torch")
     wider = WIDER.get(f"{kind.kind}{kind.itemsize}", kind.newbyteorder("="))
     return torch.from_numpy(np.ascontiguousarray(array.astype(wider, copy=False)))
@@ -166,17 +153,11 @@ def _images(values: Tensors) -> Tensor:
     """Return images as (N, C, H, W); views, so that they stay mapped."""
     if not isinstance(values, Tensor):
         raise TaskError("dataset.images=true is for one array: name it as dataset.inputs=")
+    if values.dim() not in (3, 4):
+        raise TaskError(f"images have the shape {tuple(values.shape)}, and (N, H, W) is taken")
     if values.dim() == 3:
         return values.unsqueeze(1)
-    if values.dim() == 4 and values.shape[3] <= 4 < values.shape[1]:
-        return values.permute(0, 3, 1, 2)
-    return values
-
-
-def _channels(images: Tensor) -> int:
-    if images.dim() != 4:
-        raise TaskError(f"images have the shape {tuple(images.shape)}, and (N, H, W) is taken")
-    return images.shape[1]
+    return values.permute(0, 3, 1, 2) if values.shape[3] <= 4 < values.shape[1] else values
 
 
 def _targets(

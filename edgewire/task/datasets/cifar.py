@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import DATASETS, Data, Request, Split, downloading, missing
+from edgewire.task.datasets.data import DATASETS, Data, Request, Split, downloaded
 from edgewire.task.errors import TaskError
 from edgewire.task.transforms import ImageTransform
 
@@ -36,15 +36,12 @@ def _load(name: str, torchvision_name: str, request: Request) -> tuple[Split, Sp
     try:
         train = reader(root, train=True)
     except RuntimeError as error:  # torchvision raises it for absent and for damaged files
-        if not request.download:
-            if folder.is_dir():
-                raise TaskError(
-                    f"{folder} is incomplete or damaged (MD5 sums differ): delete it and fetch "
-                    f"it again, e.g. with dataset.download=true"
-                ) from error
-            raise missing(name, [folder]) from error
-        with downloading(name, root):
-            train = reader(root, train=True, download=True)
+        if folder.is_dir() and not request.download:
+            raise TaskError(
+                f"{folder} is incomplete or damaged (MD5 sums differ): delete it and fetch "
+                f"it again, e.g. with dataset.download=true"
+            ) from error
+        train = downloaded(name, torchvision_name, request, [folder])
     return _split(train), _split(reader(root, train=False))
 
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edgewire.task.errors import TaskError
+from edgewire.task import DEFAULT_ROOT
+from edgewire.task.errors import TaskError, described
 from edgewire.task.registry import Registry
 from edgewire.task.tables.columns import Columns
 from edgewire.task.tensors import Tensors, count, leaves, mapped, taken
@@ -144,14 +146,11 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
     """
     if not isinstance(data, Data):
         raise TaskError(f"{name} was loaded as a {type(data).__name__}, and Data is taken")
-    if not isinstance(data.classes, int) or data.classes < 0:
+    names = len(data.class_names)
+    if not isinstance(data.classes, int) or data.classes < 0 or names not in (0, data.classes):
         raise TaskError(
-            f"{name} has classes={data.classes}: give their number, or 0 for targets of other kinds"
-        )
-    if len(data.class_names) not in (0, data.classes):
-        raise TaskError(
-            f"{name} has {len(data.class_names)} class_names for classes={data.classes}: "
-            f"give one for each class, or none"
+            f"{name} has {names} class_names for classes={data.classes}: give the number of "
+            f"classes, 0 for targets of other kinds, and a name for each class, or none"
         )
     for part, split in (("train", data.train), ("test", data.test)):
         expect_rows(f"{name}: {part}", split)
@@ -181,24 +180,32 @@ def expect_rows(where: str, split: Split) -> None:
             continue
         tensors = leaves(value) if isinstance(value, Tensor | tuple | dict) else (value,)
         for tensor in tensors or ((None,) if part == "inputs" else ()):
-            if not isinstance(tensor, Tensor):
-                found = f"are a {type(tensor).__name__}, and a tensor is taken"
-                cure = "give torch.as_tensor()"
-            elif not tensor.dim():
-                found, cure = "are one value", "give a row for each sample"
-            elif tensor.layout != torch.strided or tensor.requires_grad:
-                found = "are sparse or have requires_grad=True"
-                cure = "give a dense tensor without a gradient, to_dense().detach()"
-            elif part == "groups" and (tensor.is_floating_point() or tensor.dim() != 1):
-                kind = str(tensor.dtype).removeprefix("torch.")
-                found = f"are {kind} {tuple(tensor.shape)}"
-                cure = "give the number of a group for each sample, int64 (N,)"
-            elif len(tensor) != len(split):
-                found = f"have {len(tensor)} rows, and its inputs have {len(split)}"
-                cure = "give one row for each sample"
-            else:
-                continue
-            raise TaskError(f"{where}.{part} {found}: {cure}")
+            if (
+                not isinstance(tensor, Tensor)
+                or tensor.dim() == 0
+                or tensor.layout != torch.strided
+                or tensor.requires_grad
+                or len(tensor) != len(split)
+            ):
+                each = "sample" if part == "inputs" else f"of the {len(split)} samples"
+                raise TaskError(
+                    f"{where}.{part} are {_form(tensor)}: give a dense tensor without a gradient, "
+                    f"with a row for each {each}"
+                )
+            if part == "groups" and (tensor.is_floating_point() or tensor.dim() != 1):
+                raise TaskError(
+                    f"{where}.groups are {_form(tensor)}: give the number of a group for each "
+                    f"sample, int64 (N,)"
+                )
+
+
+def _form(value: object) -> str:
+    """Return a value's type for a message, and a tensor's layout and shape."""
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    words = [str(each).removeprefix("torch.") for each in (value.dtype, value.layout)]
+    words = words[: 1 + (value.layout != torch.strided)] + ["with a gradient"] * value.requires_grad
+    return f"{' '.join(words)} {tuple(value.shape)}"
 
 
 def _expect_finite(where: str, tensors: Tensors) -> None:
@@ -215,57 +222,44 @@ def _expect_finite(where: str, tensors: Tensors) -> None:
 
 
 def _expect_images(where: str, images: Tensors) -> None:
-    if not isinstance(images, Tensor) or images.dtype != torch.uint8:
-        found = images.dtype if isinstance(images, Tensor) else f"a {type(images).__name__}"
-        cure = "images.mul(255).round().to(torch.uint8), if they are floats from 0 to 1"
-        raise TaskError(f"{where} are {found}, and uint8 from 0 to 255 is taken: give {cure}")
-    if images.dim() != 4 or 0 in images.shape:
+    good = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.dim() == 4
+    if not good or 0 in cast(Tensor, images).shape:
         raise TaskError(
-            f"{where} have the shape {tuple(images.shape)}, and (N, C, H, W) is taken: samples, "
-            f"channels, rows, columns, at least 1 of each; unsqueeze(1) makes grey ones so"
+            f"{where} are {_form(images)}, and uint8 (N, C, H, W) from 0 to 255 is taken, at least "
+            f"1 of each: mul(255).round().to(torch.uint8) makes floats from 0 to 1 so, and "
+            f"unsqueeze(1) grey images"
         )
 
 
 def _expect_one_shape(name: str, data: Data, size: int | None) -> None:
     """Check that all images, once scaled to `size`, have one square shape."""
-    shape, other = (
+    shapes = [
         (images.shape[1], size or images.shape[2], size or images.shape[3])
         for images in (data.train.inputs, data.test.inputs)
         if isinstance(images, Tensor)
-    )
-    cure = "give dataset.size=PIXELS, to which they are scaled"
-    if shape != other:
+    ]
+    if len({*shapes}) > 1 or shapes[0][1] != shapes[0][2]:
+        train, test = (" x ".join(map(str, shape)) for shape in shapes)
         raise TaskError(
-            f"{name}: images to train on are {_times(shape)}, those to test on {_times(other)}: "
-            f"make all of one shape, or {cure}"
-        )
-    if shape[1] != shape[2]:
-        raise TaskError(
-            f"{name}: its images are {_times(shape)}, and models take square ones: {cure}"
+            f"{name}: images to train on are {train}, those to test on {test}, and models take "
+            f"square ones of one shape: give dataset.size=PIXELS, to which they are scaled"
         )
 
 
 def _expect_labels(where: str, split: Split, classes: int) -> None:
-    labels = split.targets
-    if not isinstance(labels, Tensor) or labels.shape != (len(split),):
-        found = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+    labels = split.labels
+    if labels is None:
         raise TaskError(
-            f"{where} have the shape {found}, and ({len(split)},) is taken with "
-            f"classes={classes}, a class for each sample; squeeze(1) makes a column so"
+            f"{where} are {_form(split.targets)}, and int64 ({len(split)},) is taken with "
+            f"classes={classes}, a class for each sample: squeeze(1) makes a column so, and long() "
+            f"floats"
         )
-    if labels.dtype != torch.int64:
-        cure = "targets.long(), if they are numbers of classes"
-        raise TaskError(f"{where} are {labels.dtype}, and int64 is taken: give {cure}")
     low, high = map(int, torch.aminmax(labels)) if len(labels) else (0, 0)
     if low < 0 or high >= classes:
         raise TaskError(
             f"{where} are from {low} to {high}, and 0 to {classes - 1} is taken with "
             f"classes={classes}: number the classes from 0, or give how many there are"
         )
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
 
 
 DATASETS: Registry[Callable[[Request], Data]] = Registry("data set", "edgewire.task.datasets")
@@ -303,31 +297,43 @@ def holdout(split: Split, share: float, by_class: bool = True) -> tuple[Split, S
     return split.taken((~mask).nonzero()[:, 0]), split.taken(mask.nonzero()[:, 0])
 
 
-def missing(name: str, looked: list[Path], *ways: str) -> TaskError:
-    """Return the error for an absent data set, with the folders searched and what to do."""
-    places = " and ".join(shown(path) for path in looked)
-    cures = ", or ".join(("give dataset.root=FOLDER", "dataset.download=true", *ways))
-    return TaskError(f"{name} not found: looked in {places}; {cures}")
-
-
 def shown(path: Path) -> str:
     """Return `path` for a message; a relative path starts with ./ ."""
     return str(path) if path.is_absolute() else f"./{path}"
 
 
 @contextmanager
-def downloading(name: str, root: str) -> Iterator[None]:
-    """Turn a failed download in this context into a one-line `TaskError`; limit waits for data."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
+def reads_as(file: Path, kind: str, cure: str = "copy it again") -> Iterator[None]:
+    """Turn any error of a reader, which may raise a dozen types, into a one-line `TaskError`."""
     try:
         yield
+    except TaskError:
+        raise
+    except Exception as error:
+        why = described(error)
+        raise TaskError(f"{shown(file)} cannot be read as {kind} ({why}): {cure}") from error
+
+
+def downloaded(name: str, reader: str, request: Request, looked: list[Path], *ways: str) -> Any:
+    """Download a data set with the class `reader` of torchvision, and return its training split.
+
+    `looked`: the folders in which it was not found; `ways`: what else the user can do, for the
+    message. Raises `TaskError` if the request allows no download, or if it fails.
+    """
+    if not request.download:
+        places = " and ".join(map(shown, looked))
+        cures = ", or ".join(("give dataset.root=FOLDER", "dataset.download=true", *ways))
+        raise TaskError(f"{name} not found: looked in {places}; {cures}")
+    import torchvision.datasets
+
+    root, before = request.root or DEFAULT_ROOT, socket.getdefaulttimeout()
+    socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
+    try:
+        return getattr(torchvision.datasets, reader)(root, download=True)
     except (RuntimeError, OSError, http.client.HTTPException) as error:
-        lines = str(error).split("\n") if str(error) else [type(error).__name__]
-        reason = next(line.strip() for line in reversed(lines) if line.strip())
         raise TaskError(
-            f"{name} could not be downloaded to {root} ({reason}): check the network and the "
-            f"folder, or fetch the files on another machine and give dataset.root=FOLDER"
+            f"{name} could not be downloaded to {root} ({described(error)}): check the network and "
+            f"the folder, or fetch the files on another machine and give dataset.root=FOLDER"
         ) from error
     finally:
         socket.setdefaulttimeout(before)

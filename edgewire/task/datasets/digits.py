@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import DATASETS, Data, Request, Split, holdout, shown
+from edgewire.task.datasets.data import DATASETS, Data, Request, Split, holdout, reads_as, shown
 from edgewire.task.errors import TaskError
 from edgewire.task.transforms import ImageTransform
 
@@ -40,18 +40,9 @@ def _rows(folder: Path) -> NDArray[Any]:
         files.append(Path(package.origin).parent / FILE)
     for file in files:
         if file.exists():
-            return _read(file)
+            with reads_as(file, "the digits"):
+                return np.loadtxt(file, delimiter=",").reshape(SHAPE)
     raise TaskError(
         f"digits not found: install scikit-learn, which has them, or copy {FILE} of a machine with "
         f"scikit-learn to {shown(own)}"
     )
-
-
-def _read(file: Path) -> NDArray[Any]:
-    try:
-        rows = np.loadtxt(file, delimiter=",")
-    except (OSError, ValueError) as error:
-        raise TaskError(f"{shown(file)} is damaged: copy it again") from error
-    if rows.shape != SHAPE:
-        raise TaskError(f"{shown(file)} is not the digits: copy it again")
-    return rows

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +13,10 @@ from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
 from edgewire.task.datasets.data import Data, Split, expect_rows, holdout, shown
-from edgewire.task.errors import MissingOption, NoData, TaskError
-from edgewire.task.tensors import Tensors, mapped
+from edgewire.task.errors import MissingOption, NoData, TaskError, listed
+from edgewire.task.tensors import Tensors
 from edgewire.task.transforms import unchanged
 
-LARGEST_INTEGER = (1 << 63) - 1  # of torch's integers
 READERS = 8  # threads: few, because each holds a file's content, and containers may have few cores
 WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}")
 
@@ -92,9 +92,11 @@ def class_names(
     numbers = all(WHOLE_NUMBER.fullmatch(name) for name in names)
     ordered = sorted(names, key=(lambda name: (int(name), name)) if numbers else None)
     if unknown := sorted(found - names):
-        raise TaskError(f"{unknown[0]!r} is no known class: dataset.classes={_listed(ordered)}")
+        raise TaskError(
+            f"{unknown[0]!r} is no known class: dataset.classes=[{listed(ordered, between=',')}]"
+        )
     if len(names) < 2:
-        raise TaskError(f"there is one class only, {_listed(ordered)}: two or more are taken")
+        raise TaskError(f"there is one class only, {listed(ordered)}: two or more are taken")
     return tuple(ordered)
 
 
@@ -103,11 +105,6 @@ def class_ids(values: NDArray[np.str_], names: Sequence[str]) -> torch.Tensor:
     found, places = np.unique(values, return_inverse=True)
     ids = np.array([names.index(str(name)) for name in found], np.int64)
     return torch.from_numpy(ids[places.reshape(-1)])
-
-
-def _listed(names: Sequence[str], most: int = 12) -> str:
-    more = ",..." if len(names) > most else ""
-    return f"[{','.join(names[:most])}{more}]"
 
 
 def data_of(
@@ -148,7 +145,7 @@ def data_of(
         expect_rows(f"{place}: {part}", split)
     train, *tests = splits
     if on_device or not (tests or share):
-        test = without_samples(train)
+        test = train.taken(torch.arange(0))
     elif tests:
         test = tests[0]
     else:
@@ -156,16 +153,6 @@ def data_of(
         if not len(test):
             raise TaskError(f"{place} has too few samples to test on a share of them: add more")
     return Data(train, test, transform, len(class_names), class_names, names)
-
-
-def without_samples(split: Split) -> Split:
-    """Return a split of the same types and shapes without samples."""
-    groups = None if split.groups is None else split.groups[:0]
-    return Split(
-        mapped(lambda each: each[:0], split.inputs),
-        mapped(lambda each: each[:0], split.targets),
-        groups,
-    )
 
 
 def group_ids(*parts: NDArray[np.generic]) -> tuple[list[torch.Tensor], tuple[str, ...]]:
@@ -179,8 +166,13 @@ def group_ids(*parts: NDArray[np.generic]) -> tuple[list[torch.Tensor], tuple[st
     return [torch.from_numpy(each) for each in ids], tuple(map(str, names.tolist()))
 
 
-def read_each(read: Callable[[int], None], count: int) -> None:
-    """Call `read` with each number below `count`, in several threads, and raise its errors."""
+def read_each(read: Callable[[Path], NDArray[Any]], files: Sequence[Path], out: Tensor) -> Tensor:
+    """Return `out` with what `read` returns of each file as a row, which may be shorter."""
+
+    def fill(row: int) -> None:
+        values = torch.from_numpy(read(files[row]))
+        out[row, ..., : values.shape[-1]] = values
+
     with ThreadPoolExecutor(READERS) as pool:  # decoders, and reading a file, release the GIL
-        for _ in pool.map(read, range(count)):
-            pass
+        list(pool.map(fill, range(len(files))))
+    return out

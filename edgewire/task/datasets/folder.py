@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from logging import getLogger
 from pathlib import Path
 
@@ -11,15 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import DATASETS, Data, Request, Split, holdout, shown
+from edgewire.task.datasets.data import DATASETS, Data, Request, Split, holdout, reads_as, shown
 from edgewire.task.datasets.files import read_each
 from edgewire.task.errors import NoData, TaskError
 from edgewire.task.tensors import only
 from edgewire.task.transforms import ImageTransform
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-# Endings of other images: they are left out, in one line.
-UNREAD = (".avif", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jxl", ".svg")
 DEFAULT_SIZE = 32
 log = getLogger("edgewire")
 PHOTOS = ImageTransform((0.5,) * 3, (0.25,) * 3)  # for any photos, on every device
@@ -39,17 +38,20 @@ def imagefolder(request: Request) -> Data:
         raise TaskError(f"{shown(root)} has only one of the folders train and test: add the other")
     split_by_user = (root / "train").is_dir()
     source = root / "train" if split_by_user else root
-    names = sorted(set(request.classes)) if request.classes else class_folders(source)
-    try:
-        train = load_folder(source, names, size)
-    except TaskError as error:
-        if request.classes and not has_photos(request.root, request.classes):
-            raise NoData(str(error)) from error
-        raise
-    counts = torch.bincount(only(train.targets), minlength=len(names))
-    if len(names) < 2 or int(counts.min()) == 0:
-        empty = [name for name, count in zip(names, counts, strict=True) if count == 0]
-        raise TaskError(f"{shown(source)} has {_lacking(source, names, empty)}")
+    given = {*(request.classes or ())}  # of any text, such as ../x: none is looked up
+    there = {each.name for each in root.glob("*") if each.is_dir()}
+    if given and not there & {"train", *given}:
+        raise NoData(f"{shown(root)} is not a folder with these classes: give dataset.root=FOLDER")
+    names = sorted(given) or class_folders(source)
+    train = load_folder(source, names, size)
+    counts = torch.bincount(only(train.targets), minlength=len(names)).tolist()
+    if len(names) < 2:
+        raise TaskError(f"{shown(source)} has one class only, {names[0]}: add images of another")
+    if 0 in counts:
+        empty = names[counts.index(0)]
+        raise TaskError(
+            f"{shown(source)} has no image in {empty}/: put some into it, or leave the class out"
+        )
     if split_by_user:
         test = load_folder(root / "test", names, size)
     else:
@@ -61,28 +63,12 @@ def imagefolder(request: Request) -> Data:
     return Data(train, test, PHOTOS, len(names), tuple(names))
 
 
-def has_photos(root: str | None, classes: Sequence[str]) -> bool:
-    """Return whether `root` (None: the default folder) has a folder of any class, or of a split."""
-    folder = Path(root or DEFAULT_ROOT).expanduser()
-    names = {"train", "test", *classes}  # of any text, such as ../x: none is looked up
-    return any(each.name in names and each.is_dir() for each in folder.glob("*"))
-
-
 def without_photos(classes: Sequence[str], size: int | None) -> Data:
     """Return a data set of `imagefolder`'s shape, with splits of 0 images."""
     side = size or DEFAULT_SIZE
     empty = Split(torch.empty((0, 3, side, side), dtype=torch.uint8), torch.empty(0).long())
     names = tuple(sorted(set(classes)))
     return Data(empty, empty, PHOTOS, len(names), names)
-
-
-def _lacking(source: Path, names: Sequence[str], empty: Sequence[str]) -> str:
-    """Return an error message for a folder without images of a class: which class, what to do."""
-    if not empty:
-        return f"one class only, {names[0]}: add a folder with images of another"
-    if empty[0] in class_folders(source):
-        return f"no image in {empty[0]}/, which counts as a class: put images into it, or remove it"
-    return f"no folder {empty[0]}/ of that class: add it, or leave it out of dataset.classes"
 
 
 def class_folders(path: Path) -> list[str]:
@@ -122,10 +108,9 @@ def labelled(path: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
     samples = []
     unread = Counter[str]()
     for name in class_folders(path):
-        found = [*(path / name).rglob("*")]
-        files = sorted(f for f in found if is_image(f))
-        endings = [f.suffix.lower() for f in found if not f.name.startswith(".")]
-        unread.update(ending for ending in endings if ending in UNREAD)
+        found = [f for f in (path / name).rglob("*") if f.is_file() and f.name[0] != "."]
+        files = sorted(filter(is_image, found))
+        unread.update(f.suffix.lower() or f.name for f in found if not is_image(f))
         if name not in names and not files:  # a folder of another data set, or of a download
             continue
         if name not in names:
@@ -136,7 +121,7 @@ def labelled(path: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
         samples += [(file, names.index(name)) for file in files]
     if unread:
         counts = ", ".join(f"{count} {ending}" for ending, count in sorted(unread.items()))
-        log.warning("%s: %s left out: convert them to .jpg or .png", shown(path), counts)
+        log.warning("%s: %s left out: convert photos to .jpg or .png", shown(path), counts)
     if not samples:
         raise TaskError(
             f"{shown(path)} has class folders but no image in them: "
@@ -151,12 +136,7 @@ def load_photos(files: Sequence[Path], size: int) -> Tensor:
     Raises `TaskError` for a file that cannot be read as an image.
     """
     images = torch.empty((len(files), 3, size, size), dtype=torch.uint8)
-
-    def read(index: int) -> None:
-        images[index] = torch.from_numpy(_read(files[index], size))
-
-    read_each(read, len(files))
-    return images
+    return read_each(partial(_read, size=size), files, images)
 
 
 def is_image(file: Path) -> bool:
@@ -168,18 +148,12 @@ def _read(file: Path, size: int) -> NDArray[np.uint8]:
     """Return one image as uint8 (3, size, size)."""
     from PIL import Image, ImageOps
 
-    try:
-        with Image.open(file) as image:
-            image.draft("RGB", (size, size))  # JPEG: decode a large photo at a fraction of its size
-            upright = ImageOps.exif_transpose(image)  # cameras store the orientation in EXIF
-            if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would clip at 255
-                upright = Image.fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
-            if upright.mode == "F":
-                raise ValueError("floating-point pixels have no known range")
-            small = upright.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-    except Exception as error:  # decoders raise a dozen types, such as SyntaxError
-        reason = str(error).partition("\n")[0]
-        raise TaskError(
-            f"{file} cannot be read as an image ({reason}): replace or delete it"
-        ) from error
+    with reads_as(file, "an image", "replace or delete it"), Image.open(file) as image:
+        image.draft("RGB", (size, size))  # JPEG: decode a large photo at a fraction of its size
+        upright = ImageOps.exif_transpose(image)  # cameras store the orientation in EXIF
+        if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would clip at 255
+            upright = Image.fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
+        if upright.mode == "F":
+            raise ValueError("floating-point pixels have no known range")
+        small = upright.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
     return np.array(small).transpose(2, 0, 1)

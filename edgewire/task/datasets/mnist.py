@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import DATASETS, Data, Request, Split, downloading, missing
-from edgewire.task.errors import TaskError
+from edgewire.task.datasets.data import DATASETS, Data, Request, Split, downloaded, reads_as
 from edgewire.task.transforms import ImageTransform
 
 # Where Debian's package dataset-fashion-mnist puts its four .gz files.
@@ -26,7 +25,8 @@ FILES = tuple(
 def mnist(request: Request) -> Data:
     """Return MNIST (LeCun et al.): 60,000 training and 10,000 test images of 1x28x28."""
     folder = Path(request.root or DEFAULT_ROOT, "MNIST", "raw")
-    return _load("mnist", "MNIST", request, [folder], mean=0.1307, std=0.3081)
+    train, test = _load("mnist", "MNIST", request, [folder])
+    return Data(train, test, ImageTransform((0.1307,), (0.3081,)), 10)
 
 
 @DATASETS.register("fashion_mnist")
@@ -37,46 +37,32 @@ def fashion_mnist(request: Request) -> Data:
     if request.root is None:
         folders.append(DEBIAN)
         ways.append("install the Debian package dataset-fashion-mnist")
-    return _load("fashion_mnist", "FashionMNIST", request, folders, *ways, mean=0.2860, std=0.3530)
+    train, test = _load("fashion_mnist", "FashionMNIST", request, folders, *ways)
+    return Data(train, test, ImageTransform((0.2860,), (0.3530,)), 10)
 
 
 def _load(
-    name: str,
-    torchvision_name: str,
-    request: Request,
-    folders: list[Path],
-    *ways: str,
-    mean: float,
-    std: float,
-) -> Data:
-    folder = next((f for f in folders if all(_file(f, stem) for stem in FILES)), None)
-    if folder is None and request.download:
-        import torchvision.datasets
-
-        root = request.root or DEFAULT_ROOT
-        with downloading(name, root):
-            getattr(torchvision.datasets, torchvision_name)(root, download=True)
-        folder = folders[0]
-    if folder is None:
-        raise missing(name, folders, *ways)
-    train, test = (_split(folder, prefix) for prefix in ("train", "t10k"))
-    return Data(train, test, ImageTransform((mean,), (std,)), 10)
+    name: str, reader: str, request: Request, folders: list[Path], *ways: str
+) -> tuple[Split, Split]:
+    found = next(filter(None, map(_files, folders)), None)
+    if found is None:
+        downloaded(name, reader, request, folders, *ways)
+        found = _files(folders[0])
+    return _split(*found[:2]), _split(*found[2:])
 
 
-def _file(folder: Path, stem: str) -> Path | None:
-    """Return the path of the file `stem` in a folder, plain or .gz; None if it has neither."""
-    return next((p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()), None)
+def _files(folder: Path) -> list[Path]:
+    """Return the paths of `FILES` in a folder, each plain or .gz; [] if one is missing."""
+    pairs = [(folder / stem, folder / f"{stem}.gz") for stem in FILES]
+    found = [[path for path in pair if path.is_file()] for pair in pairs]
+    return [each[0] for each in found] if all(found) else []
 
 
-def _split(folder: Path, prefix: str) -> Split:
-    images_path, labels_path = (_file(folder, stem) for stem in FILES if stem.startswith(prefix))
-    assert images_path is not None
-    assert labels_path is not None
+def _split(images_path: Path, labels_path: Path) -> Split:
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
-    if len(images) != len(labels):
-        raise _broken(labels_path, f"{len(labels)} labels for {len(images)} images")
-    if len(labels) == 0 or int(labels.max()) > 9:
-        raise _broken(labels_path, "no labels" if len(labels) == 0 else "a label above 9")
+    with reads_as(labels_path, "labels from 0 to 9"):
+        if len(images) != len(labels) or int(labels.max()) > 9:
+            raise ValueError(f"{len(labels)} up to {labels.max()} for {len(images)} images")
     return Split(images.unsqueeze(1), labels.long())
 
 
@@ -87,20 +73,11 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
     torchvision's own reader does not read .gz, and does not name a broken file. Raises `TaskError`
     for a broken file, and for a file with another number of dimensions.
     """
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            content = file.read()
-    except (OSError, EOFError) as error:
-        raise _broken(path, str(error)) from error
     start = 4 + 4 * dimensions
-    if len(content) < start or content[:4] != bytes((0, 0, 8, dimensions)):
-        raise _broken(path, "its header is not that of an IDX file")
-    shape = [int(size) for size in np.frombuffer(content, ">u4", dimensions, offset=4)]
-    if len(content) != start + math.prod(shape):
-        raise _broken(path, f"{len(content)} bytes, not {start + math.prod(shape)}")
-    # A bytearray, because torch needs writable memory.
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)[start:].view(shape)
-
-
-def _broken(path: Path, reason: str) -> TaskError:
-    return TaskError(f"{path} is broken ({reason}): delete it and fetch it again")
+    with reads_as(path, "an IDX file", "delete it and fetch it again"):
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            content = bytearray(file.read())  # torch needs writable memory
+        shape = np.frombuffer(content, ">u4", dimensions, offset=4).tolist()
+        if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) != start + math.prod(shape):
+            raise ValueError(f"{len(content)} bytes, of which the first are {content[:4].hex()}")
+    return torch.frombuffer(content, dtype=torch.uint8)[start:].view(shape)

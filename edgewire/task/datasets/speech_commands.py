@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import Data, shown
+from edgewire.task.datasets.data import Data, reads_as, shown
 from edgewire.task.datasets.files import class_names, data_of, read_each
 from edgewire.task.errors import NoData, TaskError
 from edgewire.task.transforms import LogMel
@@ -71,7 +72,10 @@ def speech_commands(
         raise TaskError(f"{shown(path)}: {LISTS[test_list]} leaves no sounds to train or test on")
     parts = [train, *([test] if test else [])]
     speakers = [np.array([_speaker(file) for file in part]) for part in parts]
-    waves = [_waves(part) for part in parts]
+    waves = [
+        read_each(_read, part, torch.zeros((len(part), SAMPLES), dtype=torch.int16))
+        for part in parts
+    ]
     labels = [torch.tensor([names.index(file.parent.name) for file in part]) for part in parts]
     return data_of(
         waves, labels, speakers, test_share, on_device, root,
@@ -81,10 +85,8 @@ def speech_commands(
 
 def _listed(file: Path) -> set[str]:
     """Return the names WORD/FILE in a list; none if the list does not exist."""
-    try:
+    with reads_as(file, "a list"):
         return set(file.read_text().split()) if file.exists() else set()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{shown(file)} cannot be read: copy it again, or remove it") from error
 
 
 def _speaker(file: Path) -> str:
@@ -93,32 +95,12 @@ def _speaker(file: Path) -> str:
     return match[1] if match else f"{file.parent.name}/{file.name}"
 
 
-def _waves(files: Sequence[Path]) -> torch.Tensor:
-    """Return the sounds in files, int16 (N, 16000)."""
-    waves = torch.zeros((len(files), SAMPLES), dtype=torch.int16)
-
-    def read(index: int) -> None:
-        values = _read(files[index])
-        waves[index, : len(values)] = values
-
-    read_each(read, len(files))
-    return waves
-
-
-def _read(file: Path) -> torch.Tensor:
+def _read(file: Path) -> NDArray[np.int16]:
     """Return the first second of a sound, int16 (T,)."""
-    try:
-        with wave.open(str(file), "rb") as sound:
-            found = (sound.getframerate(), 8 * sound.getsampwidth(), sound.getnchannels())
-            content = sound.readframes(SAMPLES)
-    except (OSError, EOFError, wave.Error) as error:
-        raise TaskError(
-            f"{shown(file)} cannot be read as a sound ({error}): replace or delete it"
-        ) from error
-    if found != (RATE, 16, 1):
-        raise TaskError(
-            f"{shown(file)} has {found[0]} Hz, {found[1]} bits and {found[2]} channels: convert it "
-            f"to {RATE} Hz, 16 bits and 1 channel"
-        )
-    values = np.frombuffer(content[: len(content) // 2 * 2], "<i2").astype(np.int16)
-    return torch.from_numpy(values)
+    cure = f"convert it to {RATE} Hz, 16 bits and 1 channel, or delete it"
+    with reads_as(file, "a sound", cure), wave.open(str(file), "rb") as sound:
+        rate, bits, channels = sound.getframerate(), 8 * sound.getsampwidth(), sound.getnchannels()
+        if (rate, bits, channels) != (RATE, 16, 1):
+            raise ValueError(f"{rate} Hz, {bits} bits, {channels} channels")
+        content = sound.readframes(SAMPLES)
+    return np.frombuffer(content[: len(content) // 2 * 2], "<i2").astype(np.int16)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgewire.task.datasets.data import Data, Split
 from edgewire.task.datasets.files import data_of, files_of, group_ids
-from edgewire.task.errors import MissingOption, TaskError
+from edgewire.task.errors import MissingOption, TaskError, listed
 from edgewire.task.tables.columns import Columns, Reading, plain_of
 from edgewire.task.tables.files import Rows, read, tidy
 from edgewire.task.tables.learn import Wishes, learn, survey_of
@@ -25,6 +25,7 @@ from edgewire.task.tables.read import (
     expect_there,
     inputs_of,
     located,
+    random_rows,
     rows_of,
     targets_of,
 )
@@ -36,7 +37,6 @@ from edgewire.task.transforms import Standardize
 
 PLAIN = (".csv", ".csv.gz", ".tsv", ".parquet")
 ANY = (*PLAIN, ".tsv.gz", ".txt", ".data", ".pq")
-MOST_NAMED = 20  # columns that a message names
 log = getLogger("edgewire")
 _learned = dict[tuple[str, str | None], Data]()  # the last table whose columns were learned, if any
 
@@ -48,7 +48,7 @@ def table(
     group: str | None = None,
     classes: Sequence[str] | None = None,
     columns: str | None = None,
-    kinds: Mapping[str, str] | None = None,
+    kinds: Mapping[str, str] | list[str] | None = None,
     skip: Sequence[str] | None = None,
     drop_missing: bool = False,
     delimiter: str | None = None,
@@ -74,7 +74,7 @@ def table(
         columns: the columns with their statistics, as `Columns.to_json` gives them; None: they are
             learned from the files.
         kinds: the kind of a column by its name: number, category, date, window, or the format of a
-            date, such as %d/%m/%Y.
+            date, such as %d/%m/%Y; or a list of `NAME: KIND`.
         skip: columns to leave out.
         drop_missing: whether rows without a target are left out.
         delimiter, decimal, missing, header: how files of text are read, see `Reading`.
@@ -98,7 +98,6 @@ def table(
     if (key, columns) in _learned:
         return _learned[key, columns]
     rows, cut = _read(files, wishes, drop_missing, on_device, known)
-
     found = known or learn(rows, wishes, cut, test_share)
     data = _data(rows, found, cut, test_share, on_device, root)
     if known is None:
@@ -134,12 +133,14 @@ def wished(**options: Any) -> tuple[Mapping[str, Any], Wishes]:
 
 def _wishes(given: Mapping[str, Any], reading: Reading, **more: Any) -> Wishes:
     """Return the wishes of a loader's options; `more`: other fields."""
-    inputs, classes = given["inputs"], given["classes"]
+    inputs, classes, kinds = given["inputs"], given["classes"], given.get("kinds") or {}
+    if isinstance(kinds, list):
+        kinds = dict(each.rpartition(":")[::2] for each in map(str, kinds))
     return Wishes(
         target=_names(given["target"]),
         inputs=None if inputs is None else _names(inputs),
         group=next(iter(_names(given["group"])), None),
-        kinds={tidy(name): str(kind) for name, kind in (given.get("kinds") or {}).items()},
+        kinds={tidy(name): str(kind).strip() for name, kind in kinds.items()},
         skip=_names(given.get("skip")),
         classes=None if classes is None else tuple(map(str, classes)),
         reading=reading,
@@ -213,20 +214,16 @@ def _warn_of_unknown(rows: Rows, columns: Columns, inputs: Tensors) -> None:
         if share and each.kind == "category"
     ]
     if found:
-        log.warning("%s: %s", rows.place, ", ".join(found[:MOST_NAMED]))
+        log.warning("%s: %s", rows.place, listed(found))
 
 
 def without_rows(text: str) -> Data:
     """Return the data of a server whose nodes have all of a table; `text`: the columns as JSON."""
     columns = Columns.from_json(text)
-    windows = [each.length for each in columns.features if each.kind == "window"]
-    rows = torch.empty(0, len(columns.features) - len(windows), dtype=torch.float64)
-    parts = (rows, torch.empty(0, len(windows), *windows[:1]))
-    inputs = tuple(each for each in parts if each.shape[1])
     shape = (0, len(columns.target))[: max(len(columns.target), 1)]
     kind = torch.int64 if columns.classes else torch.float32
     targets = torch.empty(shape, dtype=kind) if columns.target else ()
-    split = Split(inputs if len(inputs) > 1 else inputs[0], targets)
+    split = Split(random_rows(columns, 0), targets)
     transform = TableTransform([plain_of(each) for each in columns.features])
     names = columns.classes
     return Data(split, split, transform, len(names), names, columns=columns)
@@ -283,8 +280,7 @@ def csv(
     found = learn(rows, wishes, cut)
     features = found.features
     if inputs is None:
-        named = ", ".join(each.name for each in features[:MOST_NAMED])
-        named += f" and {len(features) - MOST_NAMED} more" * (len(features) > MOST_NAMED)
+        named = listed([each.name for each in features])
         out = "".join(f"; {name!r} ({why}) is left out" for name, why in found.left)
         log.warning("%s: the inputs are %s%s", rows.place, named, out)
     if not standardize and mean is None:

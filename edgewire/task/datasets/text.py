@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import Data, Split, shown
+from edgewire.task.datasets.data import Data, Split, reads_as, shown
 from edgewire.task.datasets.files import files_of
 from edgewire.task.errors import TaskError
 from edgewire.task.transforms import Standardize
@@ -73,26 +73,18 @@ def _splits(files: list[Path], length: int, share: float) -> tuple[Split, Split]
 
 def _windows(file: Path, length: int) -> tuple[Tensor, Tensor]:
     """Return the inputs and targets of a file, as views of its bytes: each uint8 (N, length)."""
-    try:
+    with reads_as(file, "text"):
         size = file.stat().st_size
         # Copy on write: torch takes writable memory only, and the file must not change.
         data: NDArray[np.uint8] = np.memmap(file, np.uint8, "c") if size else np.empty(0, np.uint8)
-    except OSError as error:
-        raise TaskError(f"{shown(file)} cannot be read: {error.strerror}") from error
     windows = max(len(data) - 1, 0) // length
     tensor = torch.from_numpy(data)
     inputs, targets = (tensor[at : at + windows * length] for at in (0, 1))
-    if not windows:
-        return tensor.new_empty(0, length), tensor.new_empty(0, length)
     return inputs.view(windows, length), targets.view(windows, length)
 
 
 def _joined(splits: list[Split]) -> Split:
     if len(splits) == 1:
         return splits[0]
-    assert all(isinstance(split.inputs, Tensor) for split in splits)
-    inputs, targets, groups = (
-        torch.cat([getattr(split, part) for split in splits])
-        for part in ("inputs", "targets", "groups")
-    )
-    return Split(inputs, targets, groups)
+    parts = ("inputs", "targets", "groups")
+    return Split(*(torch.cat([getattr(split, part) for split in splits]) for part in parts))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import Data, shown
+from edgewire.task.datasets.data import Data, reads_as, shown
 from edgewire.task.datasets.files import data_of
 from edgewire.task.errors import NoData, TaskError
 
@@ -59,23 +59,21 @@ def _read(path: Path, part: str) -> tuple[Tensor, Tensor, Tensor]:
     labels, subjects = (
         _numbers(folder / f"{name}_{part}.txt", np.int64)[:, 0] for name in ("y", "subject")
     )
-    if len({len(each) for each in (*signals, labels, subjects)}) > 1:
-        raise TaskError(f"{shown(folder)} is damaged: its files differ in their numbers of rows")
-    if labels.min() < 1 or labels.max() > len(ACTIVITIES) or not np.isfinite(signals).all():
-        raise TaskError(f"{shown(folder)} is damaged: activities are 1 to 6, signals are finite")
+    lengths = {len(each) for each in (*signals, labels, subjects)}
+    known = labels.min() >= 1 and labels.max() <= len(ACTIVITIES)
+    if len(lengths) > 1 or not known or not np.isfinite(signals).all():
+        raise TaskError(
+            f"{shown(folder)} is damaged: copy it again; activities are 1 to 6, signals are "
+            f"finite, and all files have as many rows"
+        )
     windows = torch.from_numpy(np.stack(signals, axis=1))
     return windows, torch.from_numpy(labels - 1), torch.from_numpy(subjects)
 
 
 def _numbers(file: Path, kind: type[np.generic]) -> NDArray[np.generic]:
     """Return the numbers in a text file, with a row for each line."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an empty file
-            rows = np.loadtxt(file, dtype=kind, ndmin=2)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:150]
-        raise TaskError(f"{shown(file)} is missing or damaged ({reason}): copy it again") from error
-    if not len(rows):
-        raise TaskError(f"{shown(file)} is empty: copy it again")
-    return rows
+    with reads_as(file, "numbers"), warnings.catch_warnings(action="ignore"):
+        rows = np.loadtxt(file, dtype=kind, ndmin=2)
+        if not len(rows):
+            raise ValueError("it is empty")
+        return rows

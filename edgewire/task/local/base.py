@@ -1,6 +1,6 @@
 """The base class of local algorithms, which takes the optimiser's step with each mini-batch."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,8 +15,8 @@ from edgewire.task.flat_model import FlatModel
 from edgewire.task.objectives import Objective
 from edgewire.task.steps import Batch
 
-SCALE = "loss_scale"  # the tensor in a node's state with the values `SCALED` of torch's GradScaler
-SCALED = ("scale", "_growth_tracker")
+SCALE = "loss_scale"  # in a node's state: the factor of the loss, and the steps since it changed
+FIRST_SCALE, GROWS_AFTER = 65536.0, 2000  # as in torch's GradScaler: it doubles after these steps
 FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -146,77 +146,54 @@ class LocalAlgorithm:
 
     def train(self, run: LocalRun, batches: Iterator[Batch]) -> float:
         """Train with all mini-batches; return the mean of their losses."""
-        device = run.flat.state.device
-        scaler = self._scaler(run) if self.autocast == "float16" else None
-        total, count = torch.zeros((), device=device), 0
+        total, count = torch.zeros((), device=run.flat.state.device), 0
+        scale: list[float] | None = None
+        if self.autocast == "float16":
+            scale = run.state.pop(SCALE, torch.tensor([FIRST_SCALE, 0.0])).tolist()
         self.begin(run)
-        for group in self._groups(batches):
-            losses = self._backward(run, group, scaler)
-            while scaler is not None and not self._unscale(run, scaler):
-                losses = self._backward(run, group, scaler)
-            total += losses
+        for group in iter(lambda: tuple(islice(batches, self.accumulate)), ()):
+            total += self._backward(run, group, scale)
             count += len(group)
             self.correct(run)
-            if scaler is None:
-                run.step()
-            else:
-                scaler.step(run.optimizer)
-                scaler.update()
-                run.steps += 1
+            run.step()
         self.end(run)
-        if scaler is not None:
-            found = scaler.state_dict()
-            run.state[SCALE] = torch.tensor([found[name] for name in SCALED], dtype=torch.float64)
+        if scale is not None:
+            run.state[SCALE] = torch.tensor(scale, dtype=torch.float64)
         return total.item() / count
 
     def _backward(
-        self, run: LocalRun, group: tuple[Batch, ...], scaler: torch.amp.GradScaler | None
+        self, run: LocalRun, group: tuple[Batch, ...], scale: list[float] | None
     ) -> Tensor:
-        """Compute the mean gradient of mini-batches; return the sum of their losses."""
-        run.flat.zero_grad()
-        total: Tensor | None = None
-        for batch in group:
-            loss = self.loss(run, batch)
-            found = loss.detach()
-            total = found if total is None else total + found
-            if self.accumulate > 1:
-                loss = loss / len(group)
-            if scaler is not None:
-                loss = scaler.scale(loss)
-            loss.backward()  # type: ignore[no-untyped-call]
-        assert total is not None
-        return total
+        """Compute the mean gradient of mini-batches; return the sum of their losses.
 
-    def _unscale(self, run: LocalRun, scaler: torch.amp.GradScaler) -> bool:
-        """Divide the gradient by the scale; if it is infinite, halve the scale and return False.
-
-        Torch would skip such a step. A node with few mini-batches would then skip all of them.
+        `scale`: the two numbers of `SCALE`. It is halved until the gradient is finite. Torch's
+        GradScaler skips such a step, and a node with few mini-batches would then skip all of them.
         """
-        scaler.unscale_(run.optimizer)
-        if run.gradient.isfinite().all():
-            return True
-        scaler.step(run.optimizer)  # takes no step
-        scaler.update()
-        if scaler.get_scale() < 1:
-            raise TaskError(
-                "the gradient is infinite in float16: give local.autocast=bfloat16, or a lower lr="
-            )
-        return False
-
-    def _scaler(self, run: LocalRun) -> torch.amp.GradScaler:
-        """Return a scaler of losses with the scale after this node's last message."""
-        scaler = torch.amp.GradScaler(run.flat.state.device.type)
-        if (stored := run.state.pop(SCALE, None)) is not None:
-            values = dict(zip(SCALED, stored.tolist(), strict=True))
-            values["_growth_tracker"] = int(values["_growth_tracker"])
-            scaler.load_state_dict({**scaler.state_dict(), **values})
-        return scaler
-
-    def _groups(self, batches: Iterator[Batch]) -> Iterable[tuple[Batch, ...]]:
-        """Return the groups of mini-batches that make one step."""
-        if self.accumulate == 1:
-            return zip(batches, strict=True)
-        return iter(lambda: tuple(islice(batches, self.accumulate)), ())
+        while True:
+            run.flat.zero_grad()
+            total: Tensor | None = None
+            for batch in group:
+                loss = self.loss(run, batch)
+                found = loss.detach()
+                total = found if total is None else total + found
+                if self.accumulate > 1:
+                    loss = loss / len(group)
+                if scale is not None:
+                    loss = loss * torch.tensor(scale[0])
+                loss.backward()  # type: ignore[no-untyped-call]
+            assert total is not None
+            if scale is None:
+                return total
+            if run.gradient.mul_(1 / scale[0]).isfinite().all():
+                grows = scale[1] + 1 == GROWS_AFTER
+                scale[:] = [2 * scale[0], 0] if grows else [scale[0], scale[1] + 1]
+                return total
+            scale[:] = [scale[0] / 2, 0]
+            if scale[0] < 1:
+                raise TaskError(
+                    "the gradient is infinite in float16: give local.autocast=bfloat16, or a lower "
+                    "lr="
+                )
 
     def precision(self, flat: FlatModel) -> AbstractContextManager[Any]:
         """Return a context in which layers compute in the type of `autocast`."""

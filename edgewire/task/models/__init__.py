@@ -1,13 +1,13 @@
 """Models, ready to train.
 
 A model is one function `(channels, size, classes) -> Module` registered by name in a module of this
-package. Parameter counts in its docstrings are those for 10 classes.
+package. The stated numbers of parameters are those for 10 classes.
 """
 
-import torch
 from torch import nn
 
 from edgewire.task.models.parts import MODELS
+from edgewire.task.rng import CPU, IsolatedRng
 
 __all__ = ["build_model"]
 
@@ -21,7 +21,5 @@ def build_model(name: str, *, channels: int, size: int, classes: int, seed: int 
         TaskError: unknown name, or images too small for the model.
     """
     make = MODELS.get(name)
-    with torch.random.fork_rng(devices=[]):
-        # Not `torch.manual_seed`, which also reseeds the GPUs, and `fork_rng` does not undo that.
-        torch.default_generator.manual_seed(seed)
+    with IsolatedRng(CPU, seed):
         return make(channels, size, classes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 from torch import nn
 
@@ -26,29 +27,23 @@ def need(name: str, size: int, smallest: int) -> None:
         )
 
 
-def dense(*sizes: int) -> list[nn.Module]:
-    """Return linear layers with these numbers of inputs and outputs, and ReLU between them."""
+def dense(*sizes: int, norm: bool = False) -> list[nn.Module]:
+    """Return linear layers with these sizes, and ReLU (if `norm`, BatchNorm too) between them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return layers[:-1]  # no ReLU after the output
+        layers += [nn.BatchNorm1d(inputs)] if norm and layers else []
+        layers += [nn.ReLU()] if layers else []
+        layers += [nn.Linear(inputs, outputs)]
+    return layers
 
 
 def stem(conv: nn.Conv2d, channels: int, size: int) -> nn.Conv2d:
     """Return a network's first layer `conv` for `channels`; 3 x 3, stride 1 for small images."""
-    if size < SMALL:
-        new = nn.Conv2d(channels, conv.out_channels, 3, padding=1, bias=conv.bias is not None)
-    elif channels != conv.in_channels:
-        new = nn.Conv2d(
-            channels,
-            conv.out_channels,
-            conv.kernel_size,  # type: ignore[arg-type]  # torch types it as any length
-            conv.stride,  # type: ignore[arg-type]
-            conv.padding,  # type: ignore[arg-type]
-            bias=conv.bias is not None,
-        )
-    else:
+    if size >= SMALL and channels == conv.in_channels:
         return conv
+    kept = {name: getattr(conv, name) for name in ("kernel_size", "stride", "padding")}
+    shape: Any = {"kernel_size": 3, "padding": 1} if size < SMALL else kept
+    new = nn.Conv2d(channels, conv.out_channels, bias=conv.bias is not None, **shape)
     if new.bias is None:  # BatchNorm follows: initialise as torchvision does
         nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
     return new

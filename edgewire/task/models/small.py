@@ -1,6 +1,8 @@
 """Small networks for small images."""
 
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,68 +47,54 @@ def wide_mlp(
 ) -> nn.Module:
     """An MLP for images (channels, size, size), with the given numbers of hidden units.
 
-    1,333,770 parameters with the default options. Raises `ValueError` for numbers below 1.
+    1,333,770 parameters with the default options.
     """
-    if min(channels, size, classes, *hidden) < 1:
-        raise ValueError(
-            f"channels, size, classes and hidden must be at least 1, not {channels}, {size}, "
-            f"{classes} and {list(hidden)}"
-        )
     return nn.Sequential(nn.Flatten(), *dense(channels * size * size, *hidden, classes))
 
 
-@MODELS.register("lenet5")
-def lenet5(channels: int, size: int, classes: int) -> nn.Module:
-    """LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: 61,706 parameters on 1x28x28.
+class Network(NamedTuple):
+    """Convolutions, each with its outputs, kernel, padding and max pooling; then dense layers.
 
-    Images below 32 x 32 get a padding of 2 on each side, like the paper's 28 x 28 digits.
+    `hidden`: the outputs of the dense layers before the last one. `smallest`: the least pixels of
+    an image's side. `norm`: whether BatchNorm follows each layer except the last.
     """
-    need("lenet5", size, 12)
-    padding = 2 if size < 32 else 0
-    side = ((size + 2 * padding - 4) // 2 - 4) // 2
-    return ChannelsLast(
-        nn.Conv2d(channels, 6, 5, padding=padding),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(6, 16, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-        *dense(16 * side * side, 120, 84, classes),
-    )
+
+    convolutions: Sequence[tuple[int, int, int, int]]
+    hidden: tuple[int, ...]
+    smallest: int
+    norm: bool = False
 
 
-@MODELS.register("adacomp_cnn")
-def adacomp_cnn(channels: int, size: int, classes: int) -> nn.Module:
-    """The CNN of AdaComp (Hardy et al. 2017): 211,690 parameters on 1x28x28."""
-    need("adacomp_cnn", size, 4)
-    side = size // 4
-    return ChannelsLast(
-        nn.Conv2d(channels, 32, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(32, 32, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-        *dense(32 * side * side, 128, classes),
-    )
+# The synthetic-gradients paper (Chen et al. 2019) gives the kinds of layers, but not their widths.
+FOUR = Network([(32, 5, 2, 4)], (256, 256), 4)
+EIGHT = Network([(32, 3, 1, 2 - layer % 2) for layer in range(5)], (256, 256), 8)
+NETWORKS = {
+    # LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: 61,706 parameters on 1x28x28
+    "lenet5": Network([(6, 5, 2, 2), (16, 5, 0, 2)], (120, 84), 12),
+    # The CNN of AdaComp (Hardy et al. 2017): 211,690
+    "adacomp_cnn": Network([(32, 3, 1, 2), (32, 3, 1, 2)], (128,), 4),
+    # The network of PyTorch's own MNIST example, without its dropout: 1,199,882
+    "cnn": Network([(32, 3, 0, 1), (64, 3, 0, 2)], (128,), 6),
+    "four_layers": FOUR._replace(norm=True),  # 471,946
+    "four_layers_plain": FOUR,  # 470,858
+    "eight_layers": EIGHT._replace(norm=True),  # 181,002
+    "eight_layers_plain": EIGHT,  # 179,658
+}
 
 
-@MODELS.register("cnn")
-def cnn(channels: int, size: int, classes: int) -> nn.Module:
-    """Two convolutions and a wide hidden layer: 1,199,882 parameters on 1x28x28.
+def _made(name: str, channels: int, size: int, classes: int) -> nn.Module:
+    net, layers, side = NETWORKS[name], list[nn.Module](), size
+    need(name, size, net.smallest)
+    padded = name != "lenet5" or size < 32  # the paper pads its digits of 28 x 28 to 32 x 32
+    for outputs, kernel, padding, pool in net.convolutions:
+        padding = padding if padded else 0
+        layers += [nn.Conv2d(channels, outputs, kernel, padding=padding)]
+        layers += [nn.MaxPool2d(pool)] if pool > 1 else []
+        layers += [nn.BatchNorm2d(outputs)] if net.norm else []
+        layers += [nn.ReLU()]
+        channels, side = outputs, (side + 2 * padding - kernel + 1) // pool
+    sizes = (channels * side * side, *net.hidden, classes)
+    return ChannelsLast(*layers, nn.Flatten(), *dense(*sizes, norm=net.norm))
 
-    The network of PyTorch's own MNIST example, without its dropout.
-    """
-    need("cnn", size, 6)
-    side = (size - 4) // 2
-    return ChannelsLast(
-        nn.Conv2d(channels, 32, 3),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-        *dense(64 * side * side, 128, classes),
-    )
+
+MODELS.members |= {name: partial(_made, name) for name in NETWORKS}

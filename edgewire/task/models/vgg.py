@@ -5,29 +5,9 @@ the features of these models and one linear layer 512 -> classes, as usual for C
 rounds up, so 28 x 28 images are large enough.
 """
 
-from typing import Any
-
 from torch import nn
 
-from edgewire.task.models.parts import MODELS, SMALL, stem
-
-
-@MODELS.register("vgg11")
-def vgg11(channels: int, size: int, classes: int) -> nn.Module:
-    """VGG-11 with BatchNorm: 9,231,114 parameters on 3x32x32."""
-    return _vgg("vgg11_bn", "A", channels, size, classes)
-
-
-@MODELS.register("vgg16")
-def vgg16(channels: int, size: int, classes: int) -> nn.Module:
-    """VGG-16 with BatchNorm: 14,728,266 parameters on 3x32x32."""
-    return _vgg("vgg16_bn", "D", channels, size, classes)
-
-
-@MODELS.register("vgg16_plain")
-def vgg16_plain(channels: int, size: int, classes: int) -> nn.Module:
-    """`vgg16` without BatchNorm: 14,719,818 parameters on 3x32x32."""
-    return _vgg("vgg16", "D", channels, size, classes)
+from edgewire.task.models.parts import stem
 
 
 def narrow_vgg16(
@@ -36,29 +16,15 @@ def narrow_vgg16(
     """Return VGG-16 for images (channels, size, size) below 64 pixels, with fewer channels.
 
     `width`: the channels of the first layer, 64 in the paper; those of all others in proportion.
-    232,130 parameters with the default options. Raises `ValueError` for other numbers.
+    232,130 parameters with the default options.
     """
-    if min(channels, size, classes, width) < 1 or size >= SMALL:
-        raise ValueError(
-            f"channels, size, classes and width must be at least 1, and size below {SMALL}, not "
-            f"{channels}, {size}, {classes} and {width}"
-        )
-    return _small("D", channels, size, classes, width, batch_norm=batch_norm)
+    return small_vgg("D", batch_norm, channels, size, classes, width)
 
 
-def _vgg(torchvision_name: str, layers: str, channels: int, size: int, classes: int) -> nn.Module:
-    from torchvision import models
-
-    if size >= SMALL:
-        model: Any = models.get_model(torchvision_name, weights=None, num_classes=classes)
-        model.features[0] = stem(model.features[0], channels, size)
-        return model  # type: ignore[no-any-return]  # torchvision has no types
-    return _small(layers, channels, size, classes, batch_norm=torchvision_name.endswith("_bn"))
-
-
-def _small(
-    layers: str, channels: int, size: int, classes: int, width: int = 64, *, batch_norm: bool
+def small_vgg(
+    layers: str, batch_norm: bool, channels: int, size: int, classes: int, width: int = 64
 ) -> nn.Module:
+    """Return VGG for images (channels, size, size) below 64 pixels; `layers`: as in torchvision."""
     from torchvision.models import vgg
 
     # Building torchvision's whole model would initialise 119 million weights of its classifier.

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, listed
 
-MOST_NAMED = 12  # columns of a kind that a screen names
 SHOWN = {"number": "numbers", "category": "categories", "date": "dates", "time": "times"}
 SHOWN = {**SHOWN, "window": "windows", "integer": "numbers"}
 KINDS = tuple(SHOWN)
+# signs that an override has in quotes, as words
+WORDS = {"tab": "\t", "space": " ", "comma": ",", "semicolon": ";", "pipe": "|", "point": "."}
 SURVEY = "survey"  # in place of columns: the nodes are asked for them
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?")  # cells without value
 
@@ -72,14 +73,14 @@ class Reading:
     header: bool | None = None
 
     def __post_init__(self) -> None:
-        delimiter = {"tab": "\t", "space": " "}.get(str(self.delimiter), self.delimiter)
+        delimiter, decimal = (WORDS.get(str(each), each) for each in (self.delimiter, self.decimal))
         if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
-            raise TaskError(
-                f"dataset.delimiter={delimiter!r}: give one character, such as ';', or tab or space"
-            )
-        if self.decimal not in (None, ".", ","):
-            raise TaskError(f"dataset.decimal={self.decimal!r}: give '.' or ','")
+            known = ", ".join(WORDS)
+            raise TaskError(f"dataset.delimiter={delimiter!r}: give one sign, or a word: {known}")
+        if decimal not in (None, ".", ","):
+            raise TaskError(f"dataset.decimal={decimal!r}: give point or comma")
         object.__setattr__(self, "delimiter", delimiter)
+        object.__setattr__(self, "decimal", decimal)
         if self.missing is not None:
             object.__setattr__(self, "missing", tuple(map(str, self.missing)))
 
@@ -111,12 +112,7 @@ class Columns:
             found.setdefault(SHOWN[each.kind], []).append(_described(each))
         found["left out"] = [f"{name or repr(name)} ({why})" for name, why in self.left]
         found["target"] = [_described(each, target=True) for each in self.target]
-        return [
-            f"{name:<10}  {', '.join(texts[:MOST_NAMED])}"
-            + (f" and {len(texts) - MOST_NAMED:,} more" if len(texts) > MOST_NAMED else "")
-            for name, texts in found.items()
-            if texts
-        ]
+        return [f"{name:<10}  {listed(texts)}" for name, texts in found.items() if texts]
 
     def to_json(self) -> str:
         """Return the columns as JSON without default values, and without `${`."""

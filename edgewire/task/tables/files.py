@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from logging import getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from edgewire.task.datasets.data import shown
-from edgewire.task.errors import TaskError
+from edgewire.task.datasets.data import reads_as, shown
+from edgewire.task.errors import TaskError, described
+from edgewire.task.tables import arrow
+from edgewire.task.tables.arrow import Table, parquet, pyarrow, types
 from edgewire.task.tables.columns import MISSING, Reading
-
-if TYPE_CHECKING:  # a device without tables does not need pyarrow, whose import takes a second
-    import pyarrow
 
 LARGEST_BLOCK = (1 << 31) - 1  # bytes; pyarrow's limit
 HEAD = 1 << 18  # bytes of a file by which its form is guessed
 LOOKED_AT = 200  # rows of them
+LARGE = 1 << 24  # bytes that are decoded at once
 DELIMITERS = ",;\t|"
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
-DATES = ("%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S")  # beside ISO 8601; none is ambiguous
+# numbers with signs between thousands, by the decimal character
+THOUSANDS = {".": r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$", ",": r"^[+-]?\d{1,3}(\.\d{3})+(,\d+)?$"}
+CLOCKS = ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S")
+DATES = tuple(day + clock for day in ("%Y-%m-%d", "%d.%m.%Y") for clock in CLOCKS)  # unambiguous
 log = getLogger("edgewire")
 
 
@@ -36,7 +41,7 @@ class Rows:
     `place`: the file or folder in messages. `starts`: each file's name and first row.
     """
 
-    table: pyarrow.Table
+    table: Table
     place: str
     reading: Reading
     starts: tuple[tuple[str, int], ...] = ()
@@ -63,12 +68,6 @@ def read(source: Any, reading: Reading, texts: Collection[str] = ()) -> Rows:
     Raises:
         TaskError: a file that cannot be read, or without rows; or no pyarrow.
     """
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise TaskError(
-            "tables need the package pyarrow: pip install pyarrow, or use dataset=npz"
-        ) from error
     missing = MISSING if reading.missing is None else reading.missing
     reading = replace(reading, missing=missing)
     files = [Path(source)] if isinstance(source, str | Path) else source
@@ -88,10 +87,8 @@ def read(source: Any, reading: Reading, texts: Collection[str] = ()) -> Rows:
     )
 
 
-def _named(table: pyarrow.Table) -> pyarrow.Table:
+def _named(table: Table) -> Table:
     """Return a table with tidy names, in which only texts are in dictionaries."""
-    from pyarrow import types
-
     for place, kind in enumerate(table.schema.types):
         if types.is_dictionary(kind) and not types.is_string(kind.value_type):
             plain = table.column(place).cast(kind.value_type)
@@ -104,10 +101,8 @@ def tidy(text: Any) -> str:
     return " ".join(str(text).split())
 
 
-def _of_frame(frame: Any) -> pyarrow.Table:
+def _of_frame(frame: Any) -> Table:
     """Return a DataFrame's table; a column of several types becomes text."""
-    import pyarrow
-
     columns = []
     for place in range(len(frame.columns)):
         column = frame.iloc[:, place]
@@ -122,19 +117,15 @@ def _of_frame(frame: Any) -> pyarrow.Table:
 
 def is_text(kind: Any) -> bool:
     """Return whether an Arrow type is text, by itself or as a dictionary."""
-    from pyarrow import types
-
     kind = kind.value_type if types.is_dictionary(kind) else kind
     return any(of(kind) for of in (types.is_string, types.is_large_string, types.is_string_view))
 
 
-def _joined(tables: list[pyarrow.Table], place: str) -> pyarrow.Table:
+def _joined(tables: list[Table], place: str) -> Table:
     """Return the rows of all tables, with the columns that all have.
 
     A column that is text in one of them is text. Raises `TaskError` for other types that differ.
     """
-    import pyarrow
-
     columns = [{*table.column_names} for table in tables]
     names = [name for name in tables[0].column_names if all(name in each for each in columns)]
     if odd := set[str]().union(*columns) - {*names}:
@@ -149,29 +140,21 @@ def _joined(tables: list[pyarrow.Table], place: str) -> pyarrow.Table:
                 kept = [each.set_column(at, name, text) for each, text in pairs]
         return pyarrow.concat_tables(kept, promote_options="permissive")
     except (pyarrow.ArrowException, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise TaskError(f"{place}: its files differ in their columns ({reason})") from error
+        raise TaskError(f"{place}: its files differ: {described(error)}") from error
 
 
-def _content(file: Path, reading: Reading, texts: Collection[str]) -> tuple[pyarrow.Table, str]:
+def _content(file: Path, reading: Reading, texts: Collection[str]) -> tuple[Table, str]:
     """Return a file's table, with at least one row, and the decimal character."""
-    from pyarrow import parquet
-
-    try:
+    with reads_as(file, "a table", "save it as a CSV file in UTF-8"):
         with file.open("rb") as opened:
             magic = opened.read(4)
         if magic == b"PAR1":
             table, decimal = parquet.ParquetFile(file).read(), "."
         elif magic == b"PK\3\4":
-            raise TaskError(f"{shown(file)} is a workbook or an archive: save it as a CSV file")
+            raise ValueError("it is a workbook or an archive")
         else:
             table, decimal = _of_text(file, reading, texts, zipped=magic[:2] == b"\x1f\x8b")
         table = _named(table)  # fails for names that are not UTF-8
-    except TaskError:
-        raise
-    except Exception as error:  # pyarrow raises a dozen types
-        reason = " ".join(str(error).split())[:200]
-        raise TaskError(f"{shown(file)} cannot be read as a table ({reason})") from error
     if not table.num_rows or not table.column_names:
         raise TaskError(f"{shown(file)} has no rows: add some, or remove it")
     return table, decimal
@@ -179,14 +162,20 @@ def _content(file: Path, reading: Reading, texts: Collection[str]) -> tuple[pyar
 
 def _of_text(
     file: Path, reading: Reading, texts: Collection[str], zipped: bool
-) -> tuple[pyarrow.Table, str]:
-    import pyarrow
-    from pyarrow import csv as reader
-
+) -> tuple[Table, str]:
     compression = "gzip" if zipped else None
     with pyarrow.input_stream(str(file), compression=compression) as stream:
-        head = stream.read(HEAD)
-    text = head.decode("utf-8", "replace").removeprefix("\ufeff")
+        head, encoding = stream.read(HEAD), "utf-8"
+        decoder = codecs.getincrementaldecoder(encoding)()
+        try:
+            for part in chain([head], iter(partial(stream.read, LARGE), b"")):
+                decoder.decode(part)
+        except UnicodeDecodeError:  # as Excel and older programs write tables
+            encoding = (
+                "utf-16" if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "cp1252"
+            )
+            log.warning("%s is no UTF-8: it is read as %s", shown(file), encoding)
+    text = head.decode(encoding, "replace").removeprefix("\ufeff")
     delimiter = reading.delimiter or _delimiter(text)
     first, *others = _records(text, delimiter) or [[]]
     decimal = reading.decimal or _decimal([*others, first], delimiter)
@@ -194,22 +183,24 @@ def _of_text(
     source = pyarrow.input_stream(str(file), compression=compression)
     size = file.stat().st_size * (8 if zipped else 1)
     if delimiter == " ":
-        content = _single_spaces(source.read().decode()).encode()
+        content = _single_spaces(source.read().decode(encoding)).encode(encoding)
         source, size = pyarrow.BufferReader(content), len(content)
     names = None if header else [f"column{number + 1}" for number in range(len(first))]
-    table = reader.read_csv(
+    table = arrow.csv.read_csv(
         source,
         # One block for the whole file: a column's type comes from all its values.
-        reader.ReadOptions(block_size=min(size + (1 << 20), LARGEST_BLOCK), column_names=names),
-        reader.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-        reader.ConvertOptions(
+        arrow.csv.ReadOptions(
+            block_size=min(size + (1 << 20), LARGEST_BLOCK), column_names=names, encoding=encoding
+        ),
+        arrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        arrow.csv.ConvertOptions(
             null_values=list(reading.missing or ()),
             strings_can_be_null=True,
             decimal_point=decimal,
             column_types={name: pyarrow.string() for name in names or first if tidy(name) in texts},
             auto_dict_encode=True,
             auto_dict_max_cardinality=LARGEST_BLOCK,
-            timestamp_parsers=[reader.ISO8601, *DATES],
+            timestamp_parsers=[arrow.csv.ISO8601, *DATES],
         ),
     )
     return table, decimal
@@ -246,13 +237,19 @@ def _delimiter(text: str) -> str:
 def _decimal(records: Sequence[Sequence[str]], delimiter: str) -> str:
     """Return the decimal character: a comma if there are numbers with one, and none with a point.
 
-    Beside the delimiter `,`, 1,234 is a thousand.
+    Groups of three digits, as in 1,234, say nothing beside other numbers or the delimiter `,`.
     """
-    cells = [cell.strip() for record in records for cell in record]
-    commas = [cell for cell in cells if re.fullmatch(r"[+-]?\d+,\d+", cell)]
-    points = any(re.fullmatch(r"[+-]?\d*\.\d+", cell) for cell in cells)
-    thousands = delimiter == "," and all(re.fullmatch(r".*,\d{3}", cell) for cell in commas)
-    return "." if not commas or points or thousands else ","
+    cells = {cell.strip() for record in records for cell in record}
+    groups = {sign: rf"[+-]?\d{{1,3}}(\{sign}\d{{3}})+" for sign in ",."}
+    pairs = ((",", "."), (".", ","))
+    numbers = {sign: rf"({groups[other]}|[+-]?\d*)\{sign}\d+" for sign, other in pairs}
+
+    def there(form: str, but: str = "$") -> bool:
+        return any(re.fullmatch(form, each) and not re.fullmatch(but, each) for each in cells)
+
+    comma, point = (there(numbers[sign], groups[sign]) for sign in ",.")
+    unsure = not point and there(groups[","]) and not there(groups["."]) and delimiter != ","
+    return "," if (comma and not point) or unsure else "."
 
 
 def _has_names(first: Sequence[str]) -> bool:

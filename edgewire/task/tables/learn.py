@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 
 from edgewire.task.datasets.data import Split, holdout
 from edgewire.task.datasets.files import class_names
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, listed
+from edgewire.task.override_text import text_of
+from edgewire.task.tables.arrow import compute
 from edgewire.task.tables.columns import Column, Columns, Reading
-from edgewire.task.tables.files import Rows, is_text, tidy
+from edgewire.task.tables.files import CLOCKS, DATES, Rows, is_text, tidy
 from edgewire.task.tables.read import (
     Floats,
     OddCells,
+    dated,
     encoded,
     expect_there,
     is_day,
@@ -43,7 +46,7 @@ ID = re.compile(r"(?i:(.*[\W_])?id)|.*[a-z]I[dD]")
 OTHER = "the target: name another as dataset.target="  # a cure
 PLAIN = "fix them, name other dataset.inputs=, or take dataset=table"  # the cure in dataset=csv
 LEFT = "left out"
-DATES = [day + clock for day in ("%d/%m/%Y", "%m/%d/%Y") for clock in ("", " %H:%M", " %H:%M:%S")]
+AMBIGUOUS = [day + clock for day in ("%d/%m/%Y", "%m/%d/%Y") for clock in CLOCKS]
 
 T = TypeVar("T")
 log = getLogger("edgewire")
@@ -74,6 +77,7 @@ class Wishes:
         return self.inputs is not None or name in self.kinds
 
 
+@dataclass(eq=False)
 class Problem(Exception):
     """A column is no input, or cannot be taken. `found`: why; `cure`: what to do.
 
@@ -81,15 +85,19 @@ class Problem(Exception):
     there is one; `kind`: its value for `kinds`.
     """
 
-    def __init__(self, found: str, cure: str = "", key: str = "", kind: str = "") -> None:
-        super().__init__(found)
-        self.found, self.cure, self.key, self.kind = found, cure, key, kind
+    found: str
+    cure: str = ""
+    key: str = ""
+    kind: str = ""
+
+
+Found = list[tuple[str, Problem]]  # names of columns, and why they are no inputs
 
 
 class Problems(TaskError):
     """All columns that cannot be taken. `screen`: the error as a table, for a terminal."""
 
-    def __init__(self, place: str, problems: list[tuple[str, Problem]], wishes: Wishes) -> None:
+    def __init__(self, place: str, problems: Found, wishes: Wishes) -> None:
         several = f"{len(problems):,} columns cannot be taken as they are"
         one = "1 column cannot be taken as it is"
         head = f"{place}: {one if len(problems) == 1 else several}"
@@ -107,30 +115,17 @@ class Problems(TaskError):
         self.screen = "\n".join([head, *rows, *ends])
 
 
-def _overrides(problems: list[tuple[str, Problem]], wishes: Wishes) -> list[str]:
+def _overrides(problems: Found, wishes: Wishes) -> list[str]:
     """Return the overrides that mend all problems that an option can mend."""
     keys = {each.key for _, each in problems} if not wishes.plain else set()
     skip = [name for name, each in problems if each.key == "skip"]
-    kinds = {name: each.kind for name, each in problems if each.key == "kinds"}
-    names = ",".join(map(_word, dict.fromkeys([*wishes.skip, *skip])))
-    pairs = ",".join(f"{_key(k)}:{_word(v)}" for k, v in {**wishes.kinds, **kinds}.items())
-    words = {"skip": f"[{names}]", "kinds": f"{{{pairs}}}", "drop_missing": "true"}
-    return [f"dataset.{key}={word}" for key, word in words.items() if key in keys]
-
-
-def _word(text: str) -> str:
-    """Return a text as an element of a list in an override, in quotes if Hydra needs them."""
-    from hydra.core.override_parser.types import Quote, QuotedString
-
-    values = ("true", "false", "null", "inf", "nan")
-    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", text) and text.lower() not in values:
-        return text
-    return QuotedString(text, Quote.single).with_quotes()
-
-
-def _key(text: str) -> str:
-    """Return a text as a key of a mapping in an override, where Hydra knows no quotes."""
-    return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", text)
+    kinds = {**wishes.kinds, **{name: p.kind for name, p in problems if p.key == "kinds"}}
+    values = {
+        "skip": [*dict.fromkeys([*wishes.skip, *skip])],
+        "kinds": kinds if "".join(kinds).isascii() else [f"{n}: {k}" for n, k in kinds.items()],
+        "drop_missing": True,
+    }
+    return [f"dataset.{key}={text_of(each)}" for key, each in values.items() if key in keys]
 
 
 def learn(rows: Rows, wishes: Wishes, cut: int | None = None, share: float = 0.0) -> Columns:
@@ -148,33 +143,32 @@ def learn(rows: Rows, wishes: Wishes, cut: int | None = None, share: float = 0.0
         TaskError: names of absent columns, unknown classes, or fewer than two.
     """
     _expect_known(rows.place, rows.names, wishes)
-    learner, findings = _Learner(rows, wishes), _Findings()
-    target = findings.each(partial(_target, wishes), findings.each(learner.target, wishes.target))
+    learner, found = _Learner(rows, wishes), Found()
+    target = _each(partial(_target, wishes), _each(learner.part, wishes.target, found), found)
     labels, every = None, torch.arange(cut or rows.table.num_rows)
-    if not findings.problems and target and target[0].kind == "category":
+    if not found and target and target[0].kind == "category":
         labels = targets_of(rows, Columns((), tuple(target)))
     if cut is None and 0 < share < 1:
         split = Split(torch.arange(rows.table.num_rows), () if labels is None else labels)
         every = only(holdout(split, share, by_class=labels is not None)[0].inputs)
     learner.train = every.numpy()
-    if not findings.problems and labels is None:
-        target = [learner.target(name).column for name in wishes.target]
-    return _columns(
-        rows.place, wishes, findings, findings.each(learner.part, learner.names), target
-    )
+    if not found and labels is None:
+        target = [learner.part(name).column for name in wishes.target]
+    return _columns(rows.place, wishes, found, _each(learner.part, learner.names, found), target)
 
 
 def survey_of(rows: Rows, wishes: Wishes) -> Survey:
     """Return what a node may tell of its rows; the log names the columns that cannot be taken."""
-    learner, findings = _Learner(rows, wishes), _Findings()
-    parts = findings.each(learner.target, [each for each in wishes.target if each in rows.names])
-    parts += findings.each(learner.part, [each for each in learner.names if each in rows.names])
-    for name, problem in findings.problems:
+    learner, found, there = _Learner(rows, wishes), Found(), {*rows.names}
+    names = [each for each in (*wishes.target, *learner.names) if each in there]
+    parts = _each(learner.part, names, found)
+    left, problems = _divided(found)
+    for name, problem in problems:
         log.warning("%s: column %s: %s (%s)", rows.place, name, problem.found, problem.cure)
-    if wishes.group in rows.names and wishes.group not in wishes.target:
-        findings.left[str(wishes.group)] = "dataset.group"
-    bad = {name: problem.cure for name, problem in findings.problems}
-    return Survey(tuple(each.discreet() for each in parts), findings.left, bad)
+    if wishes.group in there and wishes.group not in wishes.target:
+        left[str(wishes.group)] = "dataset.group"
+    bad = {name: problem.cure for name, problem in problems}
+    return Survey(tuple(each.discreet() for each in parts), left, bad)
 
 
 def columns_of(survey: Survey, wishes: Wishes) -> Columns:
@@ -182,51 +176,46 @@ def columns_of(survey: Survey, wishes: Wishes) -> Columns:
     _expect_known("the survey", [*survey.kinds], wishes)
     parts = {each.name: each for each in survey.parts}
     bad = {**{name: survey.left.get(name, "") for name in wishes.target}, **survey.bad}
-    problems = [(name, Problem(why, OTHER)) for name, why in bad.items() if name not in parts]
-    findings = _Findings(problems, dict(survey.left))
+    found = [(name, Problem(why, OTHER)) for name, why in bad.items() if name not in parts]
+    found += [(name, Problem(why, key=LEFT)) for name, why in survey.left.items()]
     told = [parts.pop(each) for each in wishes.target if each in parts]
-    target = findings.each(partial(_target, wishes), told)
+    target = _each(partial(_target, wishes), told, found)
     features = [parts[n] for n in (parts if wishes.inputs is None else wishes.inputs) if n in parts]
-    return _columns("the survey", wishes, findings, features, target)
+    return _columns("the survey", wishes, found, features, target)
 
 
-@dataclass
-class _Findings:
-    """What was found beside columns: those that cannot be taken, and those that are no inputs."""
+def _each(call: Callable[[Any], T], items: Iterable[str | Part], found: Found) -> list[T]:
+    """Return what `call` returns for columns, by name or part, and add problems to `found`."""
+    results = []
+    for item in items:
+        try:
+            results.append(call(item))
+        except Problem as problem:
+            found.append((item if isinstance(item, str) else item.name, problem))
+    return results
 
-    problems: list[tuple[str, Problem]] = field(default_factory=list)
-    left: dict[str, str] = field(default_factory=dict)
 
-    def each(self, call: Callable[[Any], T], items: Iterable[str | Part]) -> list[T]:
-        """Return what `call` returns for each item, a column's name or part, where it succeeds."""
-        found = []
-        for item in items:
-            try:
-                found.append(call(item))
-            except Problem as problem:
-                name = item if isinstance(item, str) else item.name
-                if problem.key == LEFT:
-                    self.left[name] = problem.found
-                else:
-                    self.problems.append((name, problem))
-        return found
+def _divided(found: Found) -> tuple[dict[str, str], Found]:
+    """Return why columns are no inputs, by name, and the columns that cannot be taken."""
+    left = {name: each.found for name, each in found if each.key == LEFT}
+    return left, [(name, each) for name, each in found if each.key != LEFT]
 
 
 def _columns(
-    place: str, wishes: Wishes, findings: _Findings, parts: list[Part], target: list[Column]
+    place: str, wishes: Wishes, found: Found, parts: list[Part], target: list[Column]
 ) -> Columns:
     """Return the columns of the features' parts and of a target."""
-    features = findings.each(partial(_feature, wishes), parts)
+    features = _each(partial(_feature, wishes), parts, found)
     lengths = {each.length: each.name for each in features if each.kind == "window"}
-    problems, left = findings.problems, findings.left
+    left, problems = _divided(found)
     if len(lengths) > 1:
         first, *_, last = lengths
-        found = f"lists of {last} values, others have {first}"
-        problems.append((lengths[last], Problem(found, "give all lists one length", "skip")))
+        said = f"lists of {last} values, others have {first}"
+        problems.append((lengths[last], Problem(said, "give all lists one length", "skip")))
     if problems:
         raise Problems(place, problems, wishes)
     if not features:
-        why = ", ".join(f"{name} ({reason})" for name, reason in [*left.items()][:MOST_SHOWN])
+        why = listed([f"{name} ({reason})" for name, reason in left.items()])
         raise TaskError(
             f"{place}: dataset.inputs= must name at least one column: all are left out, {why}"
         )
@@ -311,13 +300,10 @@ class _Learner:
         used = {*self.wishes.target, self.wishes.group}
         return self.wishes.inputs or [name for name in self._places if name not in used]
 
-    def target(self, name: str) -> Part:
-        """Return what the rows say of a target. Raises `Problem`."""
-        return self.part(name, target=True)
-
-    def part(self, name: str, target: bool = False) -> Part:
+    def part(self, name: str) -> Part:
         """Return what the rows say of a column. Raises `Problem`."""
         rows, wishes, places = self.rows, self.wishes, self._places[name]
+        target = name in wishes.target
         free = not target and not wishes.names(name)
         if name in wishes.skip and not target:
             raise Problem("dataset.skip", key=LEFT)
@@ -357,12 +343,10 @@ class _Learner:
         once, named = bool(steps.min() > 0), ID.fullmatch(name) is not None
         if once and named and not np.ptp(steps) and not wishes.plain:
             raise Problem("numbers the rows", key=LEFT)
-        return replace(part, numbered=once and (named or steps.sum() < 1.25 * len(values)))
+        return replace(part, numbered=once and (named or bool(steps.sum() < 1.25 * len(values))))
 
     def _kind(self, name: str, cells: Any, target: bool) -> Column:
         """Return a column with its kind: what the user said, or what most cells are."""
-        from pyarrow import compute
-
         wishes, kind = self.wishes, cells.type
         one, plain = target and len(wishes.target) == 1, wishes.plain
         asked = wishes.kinds.get(name)
@@ -379,17 +363,17 @@ class _Learner:
             whole = str(kind).startswith(("int", "uint"))
             if plain or not target:
                 return Column(name, "integer" if target and whole else "number")
-            two = compute.unique(cells.drop_null()).to_pylist()[:3]
-            numbers = len(two) < 3 and all(isinstance(each, int | float) for each in two)
+            two = compute.unique(cells.drop_null())[:3].to_pylist()
+            numbers = all(isinstance(each, int | float) for each in two)
             classes = numbers and all(float(each).is_integer() for each in two)
-            return Column(name, "category" if two and classes else "number")
+            return Column(name, "category" if 0 < len(two) < 3 and classes else "number")
         texts = encoded(self.rows, cells)[1]
         share = 1 - numeric(self.rows, texts).null_count / max(len(texts), 1)
         if share == 1 or (share >= 0.5 and not target):  # the others are shown as no numbers
             return Column(name)
-        forms = [] if target else DATES
-        parsed = {form: compute.strptime(texts, form, "s", error_is_null=True) for form in forms}
-        forms = [form for form, days in parsed.items() if not days.null_count]
+        if len(texts) and not target and not dated(texts, DATES).null_count:
+            return Column(name, "date")
+        forms = [] if target else [f for f in AMBIGUOUS if not dated(texts, [f]).null_count]
         if len(forms) > 1:
             cure = f"day or month first? this is {forms[0]}"
             raise Problem(f'dates such as "{tidy(texts[0])}"', cure, "kinds", forms[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from logging import getLogger
 from typing import Any
 
 import numpy as np
@@ -12,20 +13,37 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, listed
+from edgewire.task.tables.arrow import compute, pyarrow, types
 from edgewire.task.tables.columns import Column, Columns
-from edgewire.task.tables.files import NUMBER, Rows, is_text, read, tidy
+from edgewire.task.tables.files import DATES, NUMBER, THOUSANDS, Rows, is_text, read, tidy
 from edgewire.task.tensors import Tensors
 
-MOST_NAMED = 20  # columns that a message names
 DAY = 86_400_000_000  # microseconds
+log = getLogger("edgewire")
 Floats = NDArray[np.float64]
 
 
-def rows_of(source: Any, columns: Columns) -> Rows:
-    """Return the rows of a file, of several, or of a DataFrame, for known columns."""
+def rows_of(source: Any, columns: Columns, texts: Iterable[str] = ()) -> Rows:
+    """Return the rows of a file, of several, or of a DataFrame, for known columns.
+
+    `texts`: further columns that are read as text.
+    """
     known = (*columns.features, *columns.target)
-    return read(source, columns.reading, {each.name for each in known if each.as_text})
+    return read(source, columns.reading, {*texts, *(each.name for each in known if each.as_text)})
+
+
+def ids_of(rows: Rows, columns: Columns) -> tuple[str, list[Any]] | None:
+    """Return the name and the cells of the first column that tells all rows apart, and is no input.
+
+    None: there is none.
+    """
+    used = {each.name for each in (*columns.features, *columns.target)}
+    for name, cells in zip(rows.names, rows.table.columns, strict=True):
+        found = cells.to_pylist() if name not in used and not is_window(cells.type) else []
+        if found and None not in found and len({*found}) == len(found):
+            return name, found
+    return None
 
 
 def inputs_of(source: Any, columns: Columns) -> Tensors:
@@ -38,19 +56,22 @@ def inputs_of(source: Any, columns: Columns) -> Tensors:
     """
     rows = source if isinstance(source, Rows) else rows_of(source, columns)
     places = located(rows, [each.name for each in columns.features])
-    matrix, channels, wrong = list[Floats](), [], []
+    matrix, channels, wrong, unknown = list[Floats](), [], [], []
     for column in columns.features:
         found = rows.table.column(places[column.name])
         try:
             if column.kind == "window":
                 channels.append(windows(rows, found, column.length))
-            else:
-                matrix.append(values_of(rows, found, column))
+                continue
+            matrix.append(values_of(rows, found, column))
+            if column.kind == "category" and (count := (matrix[-1] == -1).sum()):
+                unknown.append(f"{count / len(found):.1%} of {column.name}")
         except OddCells as odd:
             wrong.append(f"{column.name} has {odd}, and a {column.kind} is taken")
     if wrong:
-        more = f"; and {len(wrong) - 5} more columns" if len(wrong) > 5 else ""
-        raise TaskError(f"{rows.place}: {'; '.join(wrong[:5])}{more}")
+        raise TaskError(f"{rows.place}: {listed(wrong, 5, '; ')}")
+    if unknown:
+        log.warning("%s: no training row has these texts: %s", rows.place, listed(unknown))
     tensors = [torch.from_numpy(np.stack(each, 1)) for each in (matrix, channels) if each]
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
@@ -91,6 +112,22 @@ def targets_of(source: Any, columns: Columns) -> Tensor | None:
     return numbers[:, 0].contiguous() if len(values) == 1 else numbers
 
 
+def random_rows(columns: Columns, count: int) -> Tensors:
+    """Return raw inputs of so many made-up rows, like those of the training; always the same."""
+    random = torch.Generator().manual_seed(0)
+    cells, channels = list[Tensor](), list[Tensor]()
+    for each in columns.features:
+        size = (count, each.length) if each.kind == "window" else (count,)
+        values = each.mean + each.std * torch.randn(size, generator=random).double()
+        if each.kind == "category":
+            values = torch.randint(len(each.values) + 1, size, generator=random).double()
+        values[:1] = torch.nan if each.missing else values[:1]
+        (channels if each.kind == "window" else cells).append(values)
+    parts = [torch.stack(cells, 1)] if cells else []
+    parts += [torch.stack(channels, 1).float()] if channels else []
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
 def located(rows: Rows, wanted: Sequence[str], key: str = "") -> dict[str, int]:
     """Return the places of columns by name; raises `TaskError` for absent and for double ones.
 
@@ -110,12 +147,8 @@ def expect_there(place: str, names: Sequence[str], wanted: Iterable[str], key: s
         near = get_close_matches(absent[0], names, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         has = f"dataset.{key}= names columns of" if key else "it has"
-        more = ", ..." if len(names) > MOST_NAMED else ""
         one = "; dataset.delimiter= separates columns" if len(names) == 1 else ""
-        raise TaskError(
-            f"{place} has no column {', '.join(absent[:MOST_NAMED])}{hint}: {has} "
-            f"{', '.join(names[:MOST_NAMED])}{more}{one}"
-        )
+        raise TaskError(f"{place} has no column {listed(absent)}{hint}: {has} {listed(names)}{one}")
 
 
 class OddCells(ValueError):
@@ -133,8 +166,6 @@ def _expect_none(rows: Rows, odd: NDArray[np.bool_], cells: Any) -> None:
 
 
 def _untaken(cells: Any) -> OddCells:
-    from pyarrow import types
-
     if types.is_binary(cells.type) or types.is_large_binary(cells.type):
         return OddCells("text that is not UTF-8, as which the file must be saved")
     return OddCells(f'"{tidy(cells[0].as_py())[:20]}" in row 1 ({str(cells.type)[:40]})')
@@ -142,15 +173,11 @@ def _untaken(cells: Any) -> OddCells:
 
 def is_window(kind: Any) -> bool:
     """Return whether an Arrow type is a list."""
-    from pyarrow import types
-
     return any(of(kind) for of in (types.is_list, types.is_large_list, types.is_fixed_size_list))
 
 
 def is_day(kind: Any) -> bool:
     """Return whether an Arrow type is a date, or a date with a time."""
-    from pyarrow import types
-
     return bool(types.is_date(kind) or types.is_timestamp(kind))
 
 
@@ -161,9 +188,6 @@ def encoded(rows: Rows, cells: Any) -> tuple[NDArray[np.int64], Any]:
     those that mean no value; they are an Arrow array. True and false are `True` and `False`; a
     broken number without a fraction is a whole one. Raises `OddCells` for cells without text.
     """
-    import pyarrow
-    from pyarrow import compute, types
-
     try:
         if types.is_boolean(cells.type):
             cells = compute.if_else(cells, "True", "False")
@@ -185,13 +209,20 @@ def encoded(rows: Rows, cells: Any) -> tuple[NDArray[np.int64], Any]:
 
 def numeric(rows: Rows, texts: Any) -> Any:
     """Return texts as an Arrow array of float64, without a value where they are no numbers."""
-    import pyarrow
-    from pyarrow import compute
-
-    if rows.reading.decimal == ",":
+    decimal = rows.reading.decimal or "."
+    many = compute.match_substring_regex(texts, THOUSANDS[decimal])
+    short = compute.replace_substring(texts, "," if decimal == "." else ".", "")
+    texts = compute.if_else(many, short, texts)
+    if decimal == ",":
         texts = compute.replace_substring(texts, ",", ".")
     good = compute.match_substring_regex(texts, NUMBER)
     return compute.if_else(good, texts, None).cast(pyarrow.float64())
+
+
+def dated(texts: Any, forms: Iterable[str]) -> Any:
+    """Return texts as an Arrow array of times, by the first form that each has."""
+    parsed = (compute.strptime(texts, format=f, unit="us", error_is_null=True) for f in forms)
+    return compute.coalesce(*parsed)
 
 
 def values_of(rows: Rows, cells: Any, column: Column) -> Floats:
@@ -201,17 +232,13 @@ def values_of(rows: Rows, cells: Any, column: Column) -> Floats:
     `column.values`, behind them if it counts as another one, else -1. Raises `OddCells` for cells
     of another kind, and for infinity.
     """
-    import pyarrow
-    from pyarrow import compute, types
-
     if column.kind == "category" or is_text(cells.type):
         places, texts = encoded(rows, cells)
         if column.kind == "category":
             found = compute.index_in(texts, pyarrow.array([*column.values], pyarrow.string()))
             found = found.fill_null(len(column.values) if column.other else -1)
         elif column.kind in ("date", "time"):
-            form = next(iter(column.values), "%Y-%m-%d")
-            found = compute.strptime(texts, format=form, unit="us", error_is_null=True)
+            found = dated(texts, column.values or DATES)
         else:
             found = numeric(rows, texts)
         values = np.append(_floats(found), np.nan)[places]
@@ -230,9 +257,6 @@ def values_of(rows: Rows, cells: Any, column: Column) -> Floats:
 
 def _floats(cells: Any) -> Floats:
     """Return plain cells as float64 (N,): of dates, times and durations the days."""
-    import pyarrow
-    from pyarrow import types
-
     kind, unit = cells.type, 1
     if types.is_temporal(kind):
         zone = getattr(kind, "tz", None)
@@ -251,9 +275,6 @@ def windows(rows: Rows, cells: Any, length: int | None = None) -> NDArray[np.flo
     Raises `OddCells` for lists of several lengths, or of another length than the given one, and for
     cells that are no lists of numbers.
     """
-    import pyarrow
-    from pyarrow import compute
-
     if not is_window(cells.type):
         raise _untaken(cells)
     lengths = compute.list_value_length(cells)

@@ -5,9 +5,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from edgewire.conf.sweeper import split_case
+from edgewire.conf.sweeper import jobs_of, split_case
 from edgewire.report.runs import WITHOUT_EFFECT, in_order
 from papers.make.definitions import BenchmarkTable, read_definitions
 from papers.make.measured import measured_file, read_measured
@@ -132,9 +133,9 @@ def seeds_of_jobs(sweeper, beside=""):
     """Return the seeds of the sweeper's jobs, by their overrides in the form of a definition."""
     given = dict(word.split("=", 1) for word in beside.split())
     found = {}
-    for case in sweeper.get("cases", [""]):
-        # ~key removes a key, and a run's folder stores it as ~key=null
-        words = (word if "=" in word else f"{word}=null" for word in split_case(case))
+    parse = OverridesParser.create().parse_overrides
+    cases = [parse(split_case(case)) for case in sweeper.get("cases", [""])]
+    for words in jobs_of(cases, [], []):  # ~key=null removes a key
         overrides = dict(word.lstrip("+").split("=", 1) for word in words)
         params = sweeper.get("params", {}).items()
         free = {k: str(values).split(",") for k, values in params if k not in overrides}

@@ -1,0 +1,82 @@
+"""Networks of torchvision, with first layers fitted to small images."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from edgewire.task.models.parts import MODELS, SMALL, need, stem
+from edgewire.task.models.vgg import small_vgg
+
+
+class Network(NamedTuple):
+    """A network: its name in torchvision, its first layer, the least pixels of an image's side.
+
+    Below 64 pixels the first layer is 3 x 3 with stride 1, images are not pooled by the layers
+    `skipped`, and the layer `stride_1` has that stride; or `small` makes another network.
+    `options`: of torchvision's function.
+    """
+
+    theirs: str
+    first: str
+    smallest: int = 1
+    skipped: tuple[str, ...] = ()
+    stride_1: str = ""
+    options: dict[str, Any] | None = None
+    small: Callable[[int, int, int], nn.Module] | None = None
+
+
+POOL = ("maxpool",)
+SECOND_STAGE = "features.2.conv.1.0"  # its depthwise layer
+# 8 groups of channels (Wu & He 2018, "Group normalization") in place of BatchNorm: no statistics
+GROUPS = {"norm_layer": partial(nn.GroupNorm, 8)}
+NETWORKS = {
+    # ResNet-18 (He et al. 2015): 11,173,962 parameters on 3x32x32
+    "resnet18": Network("resnet18", "conv1", skipped=POOL),
+    "resnet18_gn": Network("resnet18", "conv1", skipped=POOL, options=GROUPS),
+    # ResNet-50 (He et al. 2015): 23,520,842
+    "resnet50": Network("resnet50", "conv1", skipped=POOL),
+    # WRN-50-2 (Zagoruyko and Komodakis 2016): 66,847,050
+    "wideresnet": Network("wide_resnet50_2", "conv1", skipped=POOL),
+    # AlexNet (Krizhevsky 2014): 57,023,306 (61 million with 1,000 classes)
+    "alexnet": Network("alexnet", "features.0", smallest=15),
+    # GoogLeNet (Szegedy et al. 2014), BatchNorm, no auxiliary heads: 5,602,474
+    "googlenet": Network(
+        *("googlenet", "conv1.conv"),
+        smallest=2,
+        skipped=("maxpool1", "maxpool2"),
+        options={"aux_logits": False, "init_weights": False},
+    ),
+    # MobileNetV2 (Sandler et al. 2018): 2,236,682
+    "mobilenet": Network("mobilenet_v2", "features.0.0", stride_1=SECOND_STAGE),
+    "mobilenet_gn": Network("mobilenet_v2", "features.0.0", stride_1=SECOND_STAGE, options=GROUPS),
+    # VGG (Simonyan and Zisserman 2014) below 64 pixels: 9,231,114; 14,728,266; 14,719,818
+    "vgg11": Network("vgg11_bn", "features.0", small=partial(small_vgg, "A", True)),
+    "vgg16": Network("vgg16_bn", "features.0", small=partial(small_vgg, "D", True)),
+    "vgg16_plain": Network("vgg16", "features.0", small=partial(small_vgg, "D", False)),
+}
+
+
+def _made(name: str, channels: int, size: int, classes: int) -> nn.Module:
+    from torchvision import models
+
+    net = NETWORKS[name]
+    if net.small is not None and size < SMALL:
+        return net.small(channels, size, classes)
+    need(name, size, net.smallest)
+    model: nn.Module = models.get_model(
+        net.theirs, weights=None, num_classes=classes, **(net.options or {})
+    )
+    first: Any = model.get_submodule(net.first)
+    owner, _, key = net.first.rpartition(".")
+    setattr(model.get_submodule(owner), key, stem(first, channels, size))
+    if size < SMALL:
+        for pool in net.skipped:
+            setattr(model, pool, nn.Identity())
+        if net.stride_1:
+            setattr(model.get_submodule(net.stride_1), "stride", (1, 1))  # noqa: B010  # no Tensor
+    return model
+
+
+MODELS.members |= {name: partial(_made, name) for name in NETWORKS}
