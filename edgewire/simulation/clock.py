@@ -190,9 +190,6 @@ class VirtualClock:
         under_way[task.node].popleft()
         if not under_way[task.node]:
             del under_way[task.node]
-        return self._arrived(task, steps, up)
-
-    def _arrived(self, task: Journey, steps: float, up: int) -> float:
         net, node = self.network, task.node
         start, free = task.received, self.state.free.get(node, 0.0)
         start = free if free > start else start
@@ -218,10 +215,7 @@ class VirtualClock:
 
     def arrival(self, node: int, sent: float, down: int, steps: float, up: int) -> float:
         """Send a message at the time `sent`; return when the reply to it arrives, or `NEVER`."""
-        received, waiting, crashes = self._received(node, sent, down)
-        life = self.state.crashes[node] if self.state.crashes else 0
-        task = Journey(node, sent, received, waiting, sent, NEVER, crashes, life, 0.0)
-        return self._arrived(task, steps, up)
+        return self.answer(self.send(node, sent, down), steps, up)
 
     @property
     def steady(self) -> bool:

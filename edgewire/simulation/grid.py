@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import count, islice
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -53,38 +54,27 @@ class GridState:
 
 
 class Replies(Sequence[Message]):
-    """The replies to a round's messages. The sequence reads them from a stream when needed.
+    """The replies to a round's messages. The sequence reads them from `stream` when needed."""
 
-    `stream`: the replies, each with the virtual second of its arrival. `arrived`: the arrival of
-    the newest reply that was read.
-    """
-
-    def __init__(self, stream: Iterator[tuple[float, Message]]) -> None:
+    def __init__(self, stream: Iterator[Message]) -> None:
         self._stream = stream
-        self.arrived = 0.0
         self._here: list[Message] = []
 
     def __iter__(self) -> Iterator[Message]:
-        position = 0
-        while position < len(self._here) or self._next():
+        for position in count():
+            if position == len(self._here):
+                self._here += islice(self._stream, 1)
+            if position == len(self._here):
+                return
             yield self._here[position]
-            position += 1
 
     def __len__(self) -> int:
-        while self._next():
-            pass
+        self._here += self._stream
         return len(self._here)
 
     def __getitem__(self, index: Any) -> Any:
         len(self)
         return self._here[index]
-
-    def _next(self) -> bool:
-        found = next(self._stream, None)
-        if found is not None:
-            self.arrived, reply = found
-            self._here.append(reply)
-        return found is not None
 
 
 class LocalGrid(TimedGrid):
@@ -134,13 +124,9 @@ class LocalGrid(TimedGrid):
 
     @property
     def comparison(self) -> dict[str, float | None]:
-        """The modelled times with and without compression: the fields of `Comparison`, or {}.
-
-        {}: the times are unknown, or `follow` was not called.
-        """
+        """`BandwidthModel.comparison`; {} if `follow` was not called."""
         self.finish()
-        found = self._line.comparison if self._line else None
-        return {} if found is None else found._asdict()
+        return self._line.comparison if self._line else {}
 
     def drain(self) -> None:
         """Compute the replies to all unanswered messages; their arrival times do not change."""
@@ -304,7 +290,7 @@ class LocalGrid(TimedGrid):
         self._open = Replies(self._stream(ids, deadline))
         return self._open
 
-    def _stream(self, ids: list[str], deadline: float) -> Iterator[tuple[float, Message]]:
+    def _stream(self, ids: list[str], deadline: float) -> Iterator[Message]:
         last = self._clock.now
         if self._line:
             self._line.send()
@@ -315,7 +301,7 @@ class LocalGrid(TimedGrid):
             if waited < NEVER:
                 last = max(last, waited)
             if reply is not None and arrival <= deadline:
-                yield arrival, reply
+                yield reply
         self._clock.now = last
         if self._line:
             self._line.take(ids)
