@@ -17,7 +17,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from edgewire.compression.flower.message_size import Size, measured, measured_reply
-from edgewire.compression.flower.records import content_of, metadata_of
+from edgewire.compression.flower.records import content_of, metadata_of, records, values_of
 from edgewire.compression.flower.timed_grid import TimedGrid
 from edgewire.simulation.clock import NEVER, ClockState, Journey, VirtualClock, steps_of
 from edgewire.simulation.other_link_clock import BandwidthModel, BandwidthModelState
@@ -103,7 +103,7 @@ class LocalGrid(TimedGrid):
     def virtual_seconds(self) -> float:
         """The virtual clock, seconds since the run began."""
         self.finish()
-        return self._clock.now
+        return self._clock.state.now
 
     now = virtual_seconds  # deadlines are on this clock
 
@@ -234,7 +234,7 @@ class LocalGrid(TimedGrid):
             self._compute_crashes(node)
             down, steps = sizes[id(content)]
             followed.append((message_id, node, down))
-            task = self._clock.send(node, self._clock.now, down[2], ttl, steps)
+            task = self._clock.send(node, self._clock.state.now, down[2], ttl, steps)
             if task.earliest == NEVER:
                 continue
             anew = task.life != state.lives.get(node, 0)
@@ -270,7 +270,7 @@ class LocalGrid(TimedGrid):
             self.stall.asked(len(self._nodes))
             return []
         self.stall.moved()
-        now = self._clock.now = max(self._clock.now, now)
+        now = self._clock.state.now = max(self._clock.state.now, now)
         taken = [i for arrival, i in there if arrival <= now]
         if self._line:
             self._line.take(taken) if taken else self._line.lose_track()
@@ -291,7 +291,7 @@ class LocalGrid(TimedGrid):
         return self._open
 
     def _stream(self, ids: list[str], deadline: float) -> Iterator[Message]:
-        last = self._clock.now
+        last = self._clock.state.now
         if self._line:
             self._line.send()
         for message_id in ids:
@@ -302,7 +302,7 @@ class LocalGrid(TimedGrid):
                 last = max(last, waited)
             if reply is not None and arrival <= deadline:
                 yield reply
-        self._clock.now = last
+        self._clock.state.now = last
         if self._line:
             self._line.take(ids)
 
@@ -325,7 +325,7 @@ class LocalGrid(TimedGrid):
             (self._state.arrivals[i][0] for i in ids if i in self._state.arrivals), default=NEVER
         )
         while self._state.bounds and self._state.bounds[0][0] <= min(
-            max(first, self._clock.now), deadline
+            max(first, self._clock.state.now), deadline
         ):
             message_id = heapq.heappop(self._state.bounds)[2]
             self._compute(message_id, in_bulk=True)
@@ -382,7 +382,5 @@ class LocalGrid(TimedGrid):
                 content = self._restored(content)
             except ValueError:  # the server will refuse this reply
                 return 0.0
-        for record in content.__dict__["_data"].values():
-            if kind in type(record).__mro__:
-                return steps_of(record.__dict__["_data"])
-        return 0.0
+        found = records(content, kind)
+        return steps_of(values_of(found[0][1])) if found else 0.0

@@ -18,7 +18,7 @@ from io import BytesIO
 from multiprocessing.connection import Connection
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.app.metadata import Metadata
@@ -50,22 +50,16 @@ class _Pickler(pickle.Pickler):
         if kind is not Array:
             return NotImplemented
         data = obj.data
-        large = type(data) is bytes and len(data) >= LARGE
-        return _made, (kind, {**vars(obj), "data": pickle.PickleBuffer(data)} if large else vars(obj))
+        if type(data) is bytes and len(data) >= LARGE:
+            data = pickle.PickleBuffer(data)
+        return _made, (kind, {**vars(obj), "data": data})
 
 
-def _made(kind: type, attributes: dict[str, Any]) -> Any:
+def _made(kind: Any, attributes: dict[str, Any]) -> Any:
     """Return an object with these attributes, without a call of its constructor."""
     made = kind.__new__(kind)
     vars(made).update(attributes)
     return made
-
-
-class Placed(NamedTuple):
-    """Where buffers were written: the index of the file's path, and the buffers' sizes in bytes."""
-
-    place: int
-    sizes: list[int]
 
 
 class Shared:
@@ -80,25 +74,24 @@ class Shared:
         self._map: mmap.mmap | None = None
         self.place = 0
 
-    def write(self, buffers: list[memoryview]) -> Placed:
-        """Write buffers one after another.
+    def write(self, buffers: list[memoryview]) -> list[int]:
+        """Write buffers one after another, to the path `place`; return their sizes in bytes.
 
         Raises `EngineError` if no folder of the possible paths has room for them.
         """
         sizes = [view.nbytes for view in buffers]
         if not sum(sizes):
-            return Placed(self.place, sizes)
+            return sizes
         if self._map is None or len(self._map) < sum(sizes):
             self._map = self._larger(sum(sizes))
         position = 0
         for view, size in zip(buffers, sizes, strict=True):
             self._map[position : position + size] = view
             position += size
-        return Placed(self.place, sizes)
+        return sizes
 
-    def read(self, laid: Placed) -> list[bytes]:
-        """Return copies of the buffers."""
-        place, sizes = laid
+    def read(self, place: int, sizes: list[int]) -> list[bytes]:
+        """Return copies of the buffers, from the path `place`."""
         if not sum(sizes):
             return [b""] * len(sizes)
         if self._map is None or len(self._map) < sum(sizes) or self.place != place:
@@ -198,23 +191,25 @@ class Channel:
         After an `EngineError` the other end has received nothing, and the channel is still usable.
         """
         buffers: list[pickle.PickleBuffer] = []
-        head = BytesIO()
-        _Pickler(head, 5, buffer_callback=buffers.append).dump(obj)
-        turn, views, small = self._turn, [b.raw() for b in buffers], head.getbuffer()
+        dumped = BytesIO()
+        _Pickler(dumped, 5, buffer_callback=buffers.append).dump(obj)
+        turn, views, small = self._turn, [b.raw() for b in buffers], dumped.getbuffer()
         # Both ends write to one pipe. Two objects that fill it would block both ends for ever.
         if beside := small.nbytes >= LARGE:
             views.append(small)
         try:
-            laid = self._next().write(views)
+            shared = self._next()
+            sizes = shared.write(views)
         except EngineError:
             self._turn = turn
             raise
-        self._connection.send_bytes(pickle.dumps((*laid, None if beside else small.tobytes())))
+        head = None if beside else small.tobytes()
+        self._connection.send_bytes(pickle.dumps((shared.place, sizes, head)))
 
     def receive(self) -> Any:
         """Wait for an object. Raises `EOFError` or `OSError` if the other end is closed."""
         place, sizes, head = pickle.loads(self._connection.recv_bytes())
-        buffers = self._next().read(Placed(place, sizes))
+        buffers = self._next().read(place, sizes)
         return pickle.loads(buffers.pop() if head is None else head, buffers=buffers)
 
     def remove(self) -> None:
