@@ -12,6 +12,7 @@ import mmap
 import os
 import pickle
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from io import BytesIO
@@ -84,10 +85,9 @@ class Shared:
             return sizes
         if self._map is None or len(self._map) < sum(sizes):
             self._map = self._larger(sum(sizes))
-        position = 0
-        for view, size in zip(buffers, sizes, strict=True):
-            self._map[position : position + size] = view
-            position += size
+        self._map.seek(0)
+        for view in buffers:
+            self._map.write(view)
         return sizes
 
     def read(self, place: int, sizes: list[int]) -> list[bytes]:
@@ -97,11 +97,8 @@ class Shared:
         if self._map is None or len(self._map) < sum(sizes) or self.place != place:
             with self._paths[place].open("r+b") as file:
                 self._map, self.place = mmap.mmap(file.fileno(), 0), place
-        position, buffers = 0, []
-        for size in sizes:
-            buffers.append(self._map[position : position + size])
-            position += size
-        return buffers
+        self._map.seek(0)
+        return [self._map.read(size) for size in sizes]
 
     def remove(self) -> None:
         """Remove the file from every path; no process may write to it afterwards."""
@@ -112,19 +109,18 @@ class Shared:
     def _larger(self, size: int) -> mmap.mmap:
         """Return a mapping of at least `size` bytes, all of them reserved."""
         size += size // 8  # spare room: payload sizes vary, and growing the file often is slow
-        problem: OSError | None = None
+        reason: str | None = None
         for place in range(self.place, len(self._paths)):
             path = self._paths[place]
             try:
-                self._map = _mapping(path, size, place + 1 == len(self._paths))
+                found = _mapping(path, size, place + 1 == len(self._paths))
             except OSError as error:
-                problem = error
+                reason = error.strerror
                 with suppress(OSError):
                     path.unlink()  # frees its space for others
             else:
                 self.place = place
-                return self._map
-        reason = problem.strerror if problem else "there is none"
+                return found
         raise EngineError(
             f"no room for what nodes and server send each other, {size / 1e6:.1f} MB in "
             f"{self._paths[-1].parent} ({reason}): free some there, or set TMPDIR to another folder"
@@ -172,17 +168,12 @@ class Channel:
     ) -> None:
         self._connection = connection
         names = [f"{name}-{slot}" for slot in range(slots)]
-        self._shared = [Shared([folder / each for folder in folders]) for each in names]
-        self._turn = 0
+        self._shared = deque(Shared([folder / each for folder in folders]) for each in names)
 
     @property
     def moved(self) -> bool:
         """Whether a file is not in the preferred folder."""
         return any(shared.place for shared in self._shared)
-
-    def _next(self) -> Shared:
-        self._turn += 1
-        return self._shared[self._turn % len(self._shared)]
 
     def send(self, obj: Any) -> None:
         """Send an object.
@@ -193,23 +184,21 @@ class Channel:
         buffers: list[pickle.PickleBuffer] = []
         dumped = BytesIO()
         _Pickler(dumped, 5, buffer_callback=buffers.append).dump(obj)
-        turn, views, small = self._turn, [b.raw() for b in buffers], dumped.getbuffer()
+        views, small = [b.raw() for b in buffers], dumped.getbuffer()
         # Both ends write to one pipe. Two objects that fill it would block both ends for ever.
         if beside := small.nbytes >= LARGE:
             views.append(small)
-        try:
-            shared = self._next()
-            sizes = shared.write(views)
-        except EngineError:
-            self._turn = turn
-            raise
+        shared = self._shared[0]
+        sizes = shared.write(views)
+        self._shared.rotate(-1)
         head = None if beside else small.tobytes()
         self._connection.send_bytes(pickle.dumps((shared.place, sizes, head)))
 
     def receive(self) -> Any:
         """Wait for an object. Raises `EOFError` or `OSError` if the other end is closed."""
         place, sizes, head = pickle.loads(self._connection.recv_bytes())
-        buffers = self._next().read(place, sizes)
+        buffers = self._shared[0].read(place, sizes)
+        self._shared.rotate(-1)
         return pickle.loads(buffers.pop() if head is None else head, buffers=buffers)
 
     def remove(self) -> None:
