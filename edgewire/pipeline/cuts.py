@@ -41,7 +41,6 @@ NO_LABELS = (
     "the modules for synthetic gradients get no labels, because the data set does not say its "
     "classes: give dataset.classes=[0,1,2], say (in a function of your own Data(classes=3))"
 )
-NO_CLASSES = "strategy.trained_by=loss needs labels, and this task has no classes: drop it"
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +198,9 @@ def _expect_labels(modules: GradientModules, form: ModuleForm, objective: Object
             f"{NO_LABELS}, or strategy.module=predicted_gradient strategy.trained_by=gradients"
         )
     if form.trained_by == LOSS:
-        raise TaskError(NO_CLASSES)
+        raise TaskError(
+            "strategy.trained_by=loss needs labels, and this task has no classes: drop it"
+        )
 
 
 def _expect_enough(

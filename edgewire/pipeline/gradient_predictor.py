@@ -248,7 +248,6 @@ class ModuleForm(GradientModules):
         ours = self.module == "gradient_of_loss"
         if ours and self._listed is None and self.classes and number + 1 == modules:
             hidden = 0
-        assert isinstance(hidden, int)
         if ours:
             return GradientOfLoss(shape, self.classes, hidden, self.trained_by)
         return PredictedGradient(shape, self.classes, hidden)

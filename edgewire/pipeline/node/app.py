@@ -129,17 +129,16 @@ class Segments:
         """
         place, life = Place(work.segment, tuple(work.cuts)), work.life
         stage = self._stages.get(node)
-        if "copy" in arrays:
-            if stage is None or stage.place != place:
-                stage = self._stages[node] = Stage(self.config, self.data, place)
+        begins = "copy" in arrays
+        if not begins and not kept.holds(place.segment, life):
+            raise PayloadError(f"{NO_SEGMENT} {place.segment}, or not the one that is meant")
+        if stage is None or stage.place != place or not (begins or kept.has(stage)):
+            stage = self._stages[node] = Stage(self.config, self.data, place)
+            if not begins:
+                stage.load(*kept.segment())  # another process trained this segment last
+        if begins:
             stage.load(*unpack_copy(arrays["copy"].data, stage.copy_form, whole=True))
             kept.begin(place.segment, life)
-            return stage
-        if not kept.holds(place.segment, life):
-            raise PayloadError(f"{NO_SEGMENT} {place.segment}, or not the one that is meant")
-        if stage is None or stage.place != place or not kept.has(stage):
-            stage = self._stages[node] = Stage(self.config, self.data, place)
-            stage.load(*kept.segment())  # another process trained this segment last
         return stage
 
 

@@ -1,6 +1,5 @@
 """Copies of the segments at the server, for evaluation, the final model, and new nodes."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -124,20 +123,15 @@ class Snapshots:
         The result is (number of mini-batches, model, native tensors by name); the model is float32
         (n,). None if one of the segments' copies after this number of mini-batches is missing.
         """
-        for point in sorted(self._state.weights):
-            states = self._state.weights[point]
-            if all(state is not None for state in states):
-                del self._state.weights[point]
-                return point, self._joined(states), self._state.natives.pop(point, {})
+        point = min(self._state.weights, default=0)
+        states = [state for state in self._state.weights.get(point, ()) if state is not None]
+        if len(states) < len(self._parts):
             return None
-        return None
-
-    def _joined(self, states: Sequence[Vector | None]) -> Vector:
         model = np.empty(self._size, dtype=np.float32)
         for places, state in zip(self._places, states, strict=True):
-            assert state is not None
             at = 0
             for place in places:
                 size = place.stop - place.start
                 model[place], at = state[at : at + size], at + size
-        return model
+        del self._state.weights[point]
+        return point, model, self._state.natives.pop(point, {})

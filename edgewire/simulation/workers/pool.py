@@ -219,9 +219,8 @@ class Processes:
 
     def _start(self, index: int, states: Mapping[int, RecordDict] | None = None) -> _Worker:
         here, there = self._mp.Pipe()
-        others = [w.connection for w in self._workers] + [here]
         forks = self._mp.get_start_method() == "fork"
-        others = others if forks else []
+        others = [*(w.connection for w in self._workers), here] if forks else []
         self._started += 1
         folders, names = self._folders.paths, (f"in-{self._started}", f"out-{self._started}")
         process = self._mp.Process(
