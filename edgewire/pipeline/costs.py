@@ -63,7 +63,10 @@ def costs_of(
         entries = 0 if module is None else sum(p.numel() for p in module.parameters())
         counted.append(Cost(forward, back, learn, entries))
     whole = max(sum(each.forward + each.backward for each in counted), 1)
-    return [Cost(*(each / whole for each in row[:3]), row.entries) for row in counted]
+    return [
+        Cost(each.forward / whole, each.backward / whole, each.module / whole, each.entries)
+        for each in counted
+    ]
 
 
 def _back(h: Any) -> Any:

@@ -17,7 +17,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from edgewire.compression.flower.message_size import Size, measured, measured_reply
-from edgewire.compression.flower.records import content_of, metadata_of, records, values_of
+from edgewire.compression.flower.records import content_of, metadata_of, values_of
 from edgewire.compression.flower.timed_grid import TimedGrid
 from edgewire.simulation.clock import NEVER, ClockState, Journey, VirtualClock, steps_of
 from edgewire.simulation.other_link_clock import BandwidthModel, BandwidthModelState
@@ -382,5 +382,7 @@ class LocalGrid(TimedGrid):
                 content = self._restored(content)
             except ValueError:  # the server will refuse this reply
                 return 0.0
-        found = records(content, kind)
-        return steps_of(values_of(found[0][1])) if found else 0.0
+        for record in values_of(content).values():
+            if kind in type(record).__mro__:
+                return steps_of(values_of(record))
+        return 0.0
