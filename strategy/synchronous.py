@@ -320,7 +320,7 @@ class Rounds(Server):
 
         found: Iterable[tuple[int, ReceivedUpdate | PayloadError]]
         found = ((node, read(node)) for node in nodes)
-        if not self.inbox.screens.knows:
+        if not self.inbox.screens.vectors.knows:
             found = list(found)
             self.inbox.observe({n: e for n, e in found if isinstance(e, ReceivedUpdate)})
         return found

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from edgewire.conf.network import FOLDER, Network, network_named
+from edgewire.conf.network import FOLDER, Network, network_named, transfer_seconds
 from edgewire.report.runs import Row, number, sent_bytes
 
 
@@ -72,11 +72,6 @@ def _cycle(
     # waits for the last reply.
     first, last = (latency + work + reply + max(own, at * sending) for at in (1, nodes))
     return max(first + (nodes - 1) * receiving, last, nodes * receiving)
-
-
-def transfer_seconds(size: float, mbps: float | None) -> float:
-    """Return the seconds in which a link carries bytes; 0 without a limit (None)."""
-    return size * 8 / (mbps * 1e6) if mbps else 0.0
 
 
 def _has_bytes(row: Row) -> bool:
