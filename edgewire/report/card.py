@@ -90,9 +90,8 @@ def _parts(result: Row, folder: Path) -> Iterator[str]:
     yield _table(["node", "samples", "bytes up", "bytes down", f"{main} on its samples"], nodes)
     given = readable(read_overrides, folder) or {}
     # A card goes to others, and a path may name a user.
-    paths = {key: f"PATH/{Path(given[key]).name}" for key in PATHS if key in given}
-    shown = {**given, **paths}
-    command = shlex.join(["python", "run.py", *(f"{key}={text}" for key, text in shown.items())])
+    given |= {key: f"PATH/{Path(given[key]).name}" for key in PATHS if key in given}
+    command = shlex.join(["python", "run.py", *(f"{key}={text}" for key, text in given.items())])
     yield USE.format(command=one_line(command.replace("`", "'"), 1000))
 
 

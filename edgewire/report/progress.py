@@ -26,15 +26,7 @@ from edgewire.report.metric import ACCURACY, LOSS, MainMetric
 from edgewire.report.node_table import NODES
 from edgewire.report.notebook_card import card, curve_svg
 from edgewire.report.reader import GrowingFile, folders, readable, row_in
-from edgewire.report.runs import (
-    FAILED,
-    HISTORY,
-    HYDRA,
-    OVERRIDES,
-    Row,
-    number,
-    read_result,
-)
+from edgewire.report.runs import FAILED, HISTORY, HYDRA, OVERRIDES, Row, number, read_result
 
 MOST_POINTS = 800  # of a curve
 FIRST_LINE = 10.0  # seconds

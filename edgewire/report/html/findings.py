@@ -8,15 +8,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import NamedTuple
 
-from edgewire.report.comparison import (
-    GAIN,
-    LOSS,
-    NO_LOSS,
-    ONE_SEED,
-    UNCLEAR,
-    judged,
-    signed,
-)
+from edgewire.report.comparison import GAIN, LOSS, NO_LOSS, ONE_SEED, UNCLEAR, judged, signed
 from edgewire.report.estimate import Estimate, paired
 from edgewire.report.format import human_bytes
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns, reference_of

@@ -58,9 +58,8 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str
         name = report.metric.name
         metric = y_axis(name, report.metric)
         losses = {"loss": "Test", "train_loss": "Training"} if report.single else {}
-        if report.single:
-            own = own_name(report.groups[0].settings) or LINK
-            links = {own: links[own]} if own in links else links
+        own = own_name(report.groups[0].settings) or LINK if report.single else ""
+        links = {own: links[own]} if own in links else links
         virtual = Axis("virtual time (s)", column("virtual_seconds"),
                        log=_differ(report, "virtual_seconds"))  # fmt: skip
         sections: dict[str, list[Canvas | None]] = {
