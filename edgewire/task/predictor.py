@@ -185,9 +185,9 @@ class Predictor:
         """Return those of a file's arrays that are the inputs; `own`: the options of the reader."""
         if "dtype" not in self.info.inputs:
             return arrays
-        names = own.get("inputs") or [name for name in arrays if name != own.get("group")]
-        names = [names] if isinstance(names, str) else names
-        return arrays.get(names[0], arrays) if len(names) == 1 else arrays
+        names, left = own.get("inputs"), [k for k in arrays if k != own.get("group")]
+        name = names[0] if isinstance(names, list) else names
+        return arrays.get(str(name), arrays[left[0]] if len(left) == 1 else arrays)
 
     def _photos(self, path: Path) -> Found:
         shape: Any = self.info.inputs["shape"] if "dtype" in self.info.inputs else ()

@@ -19,7 +19,7 @@ def blocks(language):
 
 
 # Tables have tests of their own.
-OTHERS = ("dataset=csv", "task=table", "error: ")
+OTHERS = ("dataset=csv", "dataset=npz", "start=RUN", "task=table", "error: ")
 COMMANDS = [text for text in blocks("") if not any(word in text for word in OTHERS)]
 
 

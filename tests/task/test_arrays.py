@@ -94,6 +94,9 @@ def test_several_inputs_are_a_dictionary(tmp_path):
     data = npz(root, group="who", test_share=0.0)
     assert set(data.train.inputs) == {"left", "right"}
     assert data.train.groups.tolist() == [1, 0] * 10
+    np.savez(tmp_path / "alone.npz", left=X, y=Y)
+    alone = npz(str(tmp_path / "alone.npz"), group="who", on_device=True, classes=["0", "1", "2"])
+    assert (len(alone.train), alone.train.groups) == (20, None)
     assert isinstance(npz(root, inputs="left").train.inputs, torch.Tensor)
     assert isinstance(npz(root, inputs=["right"]).train.inputs, torch.Tensor)
     with pytest.raises(TaskError, match="one tensor"):

@@ -74,7 +74,8 @@ def npz(
             f"or the group; there are {', '.join(train)}"
         )
     targets, found = _targets(parts, place, target, classes, on_device)
-    groups = None if group is None else [_array(each, place, group, "group") for each in parts]
+    grouped = group is not None and (group in train or not on_device)  # a device needs no groups
+    groups = [_array(each, place, str(group), "group") for each in parts] if grouped else None
     samples = list[Tensors]()
     for part in parts:
         chosen = {name: _tensor(_array(part, place, name, "inputs"), name) for name in names}
