@@ -23,11 +23,13 @@ from edgewire.conf.trust import NodeGrants
 from edgewire.task.datasets import Data, Split, load_data, load_folder
 from edgewire.task.datasets.data import expect_finite_targets, expect_usable, holdout
 from edgewire.task.datasets.folder import DEFAULT_SIZE, PHOTOS, without_photos
-from edgewire.task.errors import MissingOption, NoData, TaskError, described
+from edgewire.task.errors import MissingOption, NoData, TaskError, described, listed
 from edgewire.task.finetuning import freeze_others, hold_frozen, in_dtype, load_tensors, tensors_in
 from edgewire.task.local import LocalAlgorithm
+from edgewire.task.model_file import said_in
 from edgewire.task.models import build_model
 from edgewire.task.objectives import Objective
+from edgewire.task.objectives.classification import Classification
 from edgewire.task.optimizers import SGD, ServerOptimizer
 from edgewire.task.partition import Partition
 from edgewire.task.process import uncompiled
@@ -37,12 +39,22 @@ from edgewire.task.transforms import ImageTransform
 
 def data_of(config: Config, folder: str | None = None) -> Data:
     """Return the data set of the configuration, or a device's own data: its `folder` or file."""
-    d = config.dataset
+    d, objective = config.dataset, objective_of(config)
     shared = folder is None  # a device's data may change between two runs of one process
     data = _shared(json.dumps(asdict(d), sort_keys=True)) if shared else _read(d, folder)
-    if objective_of(config).finite_targets:
+    if objective.finite_targets:
         expect_finite_targets(d.name, data)
+    if isinstance(objective, Classification) and not data.classes and shared:
+        data = replace(data, classes=_numbered(data))
     return by_themselves(data) if d.per_image else data
+
+
+def _numbered(data: Data) -> int:
+    """Return the number of classes of targets from 0 on without names; 0 for other targets."""
+    labels = [data.train.labels, data.test.labels]
+    every = torch.cat([torch.arange(0), *(each for each in labels if each is not None)])
+    low, high = map(int, torch.aminmax(every)) if len(every) else (0, 0)
+    return high + 1 if low >= 0 and 0 < high < len(every) else 0
 
 
 def server_data_of(config: Config) -> Data:
@@ -206,6 +218,13 @@ def model_of(config: Config, data: Data) -> nn.Module:
     """
     module, m = _plain_model_of(config, data), config.model
     tensors = {} if m.file is None else tensors_in(m.file, m.sha256)
+    before = m.file and said_in(m.file).get("class_names")
+    if before and data.class_names and not m.new and before != [*data.class_names]:
+        last = [*module.state_dict()][-1].rpartition(".")[0]
+        raise TaskError(
+            f"{m.file} has the classes {listed(before)}, and the data {listed(data.class_names)}: "
+            f"name them alike, or leave its last layer out by 'model.new=[\"{last}.*\"]'"
+        )
     adapted = not tensors.keys() <= module.state_dict().keys()  # it may have adapters' tensors, too
     if m.file is not None and not adapted:
         load_tensors(module, tensors, m.file, m.new)

@@ -114,6 +114,7 @@ def _check_run(words: list[str]) -> None:
             _, words = apart(key, words)
             if key != START:  # there the others change the configuration of a run
                 return
+            words = [each for each in words if not each.startswith(("dataset.", "model."))]
     given, _ = options_first(words)
     if given.config_path or given.config_dir:  # a folder that the user or a program has written
         return

@@ -26,6 +26,8 @@ def new_task(words: Sequence[str]) -> str:
     Raises `ConfigError` for a name that Python cannot import or has already, for the name of one of
     our experiments, and for a folder that exists.
     """
+    if {"-h", "--help"} & {*words}:
+        return "usage: python run.py new NAME   (writes a folder NAME with a task of your own)"
     if len(words) != 1:
         raise ConfigError("python run.py new takes one name, as in: python run.py new my_task")
     name = words[0]

@@ -170,7 +170,10 @@ def starting(argv: list[str]) -> list[str]:
     folder, others = apart(START, argv)
     model = [f"model.file={quoted(str(folder / MODEL))}", "model.sha256=null", "++model.new=null"]
     saved = ["--config-path", str(folder / HYDRA), "--config-name", "config"]
-    return command_line([*saved, *model, *map(_from_here, others)])
+    # a class of the user's own may have more options than RUN's command gave
+    own = ("dataset.", "model.")
+    words = (f"{'++' * word.startswith(own)}{word}" for word in map(_from_here, others))
+    return command_line([*saved, *model, *words])
 
 
 def resuming(argv: list[str]) -> list[str]:

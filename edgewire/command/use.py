@@ -8,14 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgewire.command.saved_config import own_folders_of
+from omegaconf import OmegaConf
+
+from edgewire.command.saved_config import START, own_folders_of, started_in
 from edgewire.conf.own_packages import look_in
 from edgewire.machine.errors import Parser
 from edgewire.report.format import human_bytes
 from edgewire.report.metric import LOSS, MainMetric
-from edgewire.report.runs import read_result
+from edgewire.report.runs import HYDRA, read_result
 from edgewire.report.summary import trained
 from edgewire.strategy.run.whole_files import replace_file
+from edgewire.task.errors import listed
 from edgewire.task.model_file import file_of
 
 if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
@@ -23,8 +26,12 @@ if TYPE_CHECKING:  # they take seconds to import, and are imported where they ar
 
     from edgewire.task.predictor import Predictor
 
-# the words of the command line, and what follows them
-TAKES = {"predict": ("run", "file"), "export": ("run", "format", "file?")}
+# what follows a word of the command line, and the help
+RUN, FILE = "a run's folder, or a model.safetensors", "a table, photo, folder, .npz, .npy or text"
+TAKES = {
+    "predict": {"run": RUN, "file": FILE},
+    "export": {"run": RUN, "format": "onnx, pte or torch", "file?": f"samples to try: {FILE}"},
+}
 PREDICTIONS = "predictions.csv"
 SHOWN = 5  # rows and columns of a prediction on the screen
 
@@ -57,7 +64,7 @@ def predict(words: Sequence[str]) -> None:
     shown = table.iloc[:SHOWN, :SHOWN].to_string(max_colwidth=20, float_format="{:.4g}".format)
     names = ", ".join([str(table.index.name), *table.columns[:SHOWN]])
     files = f"files      {out}: rows: {len(table):,}, of {names}"
-    print(*_trained(given.run), *_measured(table, model), shown, files, sep="\n")
+    print(*_trained(given.run), *_measured(table, model, given), shown, files, sep="\n")
 
 
 def export(words: Sequence[str]) -> None:
@@ -66,13 +73,16 @@ def export(words: Sequence[str]) -> None:
     `words`: those after `export`. Raises `UsageError`, `TaskError` or `ConfigError` in one line.
     """
     from edgewire.task.export import MOST, SAMPLES
+    from edgewire.task.model_info import in_words
 
     given = parsed("export", words)
     model = load_model(given.run, given.packages)
     out = exported(model, given.run, given.format, given.file, given.out)
     checked = f"checked    {SAMPLES} samples: PyTorch's answers to {MOST:g}"
+    outputs = f"; the outputs are {listed(model.classes)}" * bool(model.classes)
+    inputs = f"inputs     {in_words(model.info.inputs)}{outputs}"
     files = f"files      {out}: {human_bytes(out.stat().st_size)}; raw samples in, answers out"
-    print(*_trained(given.run), checked, files, sep="\n")
+    print(*_trained(given.run), checked, inputs, files, sep="\n")
 
 
 def exported(
@@ -99,10 +109,11 @@ def exported(
 def parsed(word: str, words: Sequence[str]) -> Namespace:
     """Return the options of a word of the command line. Raises `UsageError` for wrong ones."""
     parser = Parser(prog=f"python run.py {word}", allow_abbrev=False)
-    for name in TAKES[word]:
-        parser.add_argument(name.rstrip("?"), nargs="?" if name.endswith("?") else None)
-    parser.add_argument("--out")
-    parser.add_argument("--packages", type=lambda text: text.split(","), default=())
+    for name, text in TAKES[word].items():
+        parser.add_argument(name.rstrip("?"), nargs="?" if name.endswith("?") else None, help=text)
+    parser.add_argument("--out", help=f"the file to write; else {PREDICTIONS}, or one in RUN")
+    packages = "NAME,NAME: packages of others that you trust, and that the model may name"
+    parser.add_argument("--packages", type=lambda text: text.split(","), default=(), help=packages)
     return parser.parse_args(words)
 
 
@@ -114,9 +125,16 @@ def _trained(run: str) -> list[str]:
     return []
 
 
-def _measured(table: pd.DataFrame, model: Predictor) -> list[str]:
+def _measured(table: pd.DataFrame, model: Predictor, given: Namespace) -> list[str]:
     """Return a line with the metrics of a prediction whose samples have targets."""
     kinds = {"loss": LOSS, **{each.name: each for each in model.objective.metrics}}
     found = table.attrs.get("metrics", {})
     texts = [f"{name} {MainMetric(*kinds[name]).text(value)}" for name, value in found.items()]
-    return [f"metrics    {', '.join(texts)}: {len(table):,} samples with targets"] * bool(texts)
+    own, file, folder = "", Path(given.file).expanduser(), Path(file_of(given.run)).parent
+    with suppress(Exception):  # the model's file may lie without its run
+        root = Path(OmegaConf.load(folder / HYDRA / "config.yaml").dataset.root).expanduser()
+        root = (started_in([f"{START}={folder}"]) / root).resolve()
+        if root == file.resolve() or (root, "train") == (file.resolve().parent, file.stem):
+            own = " (the run's own data, training samples included)"
+    line = f"metrics    {', '.join(texts)}: {len(table):,} samples with targets{own}"
+    return [line] * bool(texts)

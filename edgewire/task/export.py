@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgewire.task.errors import TaskError, described
 from edgewire.task.predictor import Predictor
@@ -40,7 +40,9 @@ def export(predictor: Predictor, kind: str, file: Path, samples: Tensors) -> Non
         raise TaskError(f"{kind} is no format: give one of {', '.join(ENDS)}")
     if lacking := [name for name in NEEDS[kind] if find_spec(name) is None]:
         extra = NEEDS[kind][0]
-        raise TaskError(f"{kind} needs {', '.join(lacking)}: pip install 'edgewire[{extra}]'")
+        raise TaskError(
+            f"{kind} needs {', '.join(lacking)}: uv pip install -e '.[{extra}]' in the checkout"
+        )
     few = rows(samples, 0, SAMPLES)
     if not count(few):
         raise TaskError("there are no samples to try the file with: give FILE")
@@ -50,7 +52,7 @@ def export(predictor: Predictor, kind: str, file: Path, samples: Tensors) -> Non
     write = {"onnx": _onnx, "pte": _pte, "torch": _torch}[kind]
     try:
         with quiet(), torch.no_grad():
-            run = write(predictor.answering, few, partial)
+            run = write(predictor, few, partial)
             alike = all(map(_alike, expected, map(run, batches)))
         if alike:
             partial.replace(file)
@@ -74,29 +76,36 @@ def _alike(expected: Sequence[Tensor], found: Sequence[Any]) -> bool:
     )
 
 
-def _exported(module: nn.Module, few: Tensors, *, free: bool) -> Any:
-    """Return torch's program of a module; `free`: for any number of samples."""
+def _exported(predictor: Predictor, few: Tensors, *, free: bool) -> Any:
+    """Return torch's program of a model; `free`: for any number of samples."""
     # torch takes a size of 1 for a constant
     batch = mapped(lambda each: torch.cat([each, each])[:2] if free else each[:1], few)
-    sizes = mapped(lambda _: {0: torch.export.Dim.DYNAMIC}, few)  # type: ignore[arg-type,return-value]
-    return torch.export.export(module, (batch,), dynamic_shapes=(sizes,) if free else None)
+    sizes = (mapped(lambda _: {0: torch.export.Dim.DYNAMIC}, few),) if free else None  # type: ignore[arg-type,return-value]
+    return torch.export.export(predictor.answering, (batch,), dynamic_shapes=sizes)
 
 
-def _torch(module: nn.Module, few: Tensors, file: Path) -> Run:
-    torch.export.save(_exported(module, few, free=True), file)
+def _torch(predictor: Predictor, few: Tensors, file: Path) -> Run:
+    torch.export.save(_exported(predictor, few, free=True), file)
     run = torch.export.load(file).module()
     return lambda inputs: leaves(run(inputs))
 
 
-def _onnx(module: nn.Module, few: Tensors, file: Path) -> Run:
+def _onnx(predictor: Predictor, few: Tensors, file: Path) -> Run:
     import onnxruntime
 
-    names = [f"input_{at + 1}" for at in range(len(leaves(few)))]
-    names = ["input"] if len(names) == 1 else names
+    def names(word: str, found: tuple[Tensor, ...]) -> list[str]:
+        return [f"{word}_{at + 1}" for at in range(len(found))] if len(found) > 1 else [word]
+
     program = torch.onnx.export(
-        _exported(module, few, free=True), dynamo=True, input_names=names, verbose=False
+        _exported(predictor, few, free=True),
+        dynamo=True,
+        input_names=names("input", leaves(few)),
+        output_names=names("output", leaves(predictor.outputs(few))),
+        dynamic_shapes=(mapped(lambda _: {0: "batch"}, few),),  # type: ignore[arg-type,return-value]
+        verbose=False,
     )
     assert program is not None
+    program.model.metadata_props.update(predictor.info.metadata())
     program.save(str(file), external_data=False)
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     named = [each.name for each in session.get_inputs()]
@@ -105,11 +114,11 @@ def _onnx(module: nn.Module, few: Tensors, file: Path) -> Run:
     )
 
 
-def _pte(module: nn.Module, few: Tensors, file: Path) -> Run:
+def _pte(predictor: Predictor, few: Tensors, file: Path) -> Run:
     from executorch.exir import to_edge_transform_and_lower
     from executorch.runtime import Runtime
 
-    program = to_edge_transform_and_lower(_exported(module, few, free=False)).to_executorch()
+    program = to_edge_transform_and_lower(_exported(predictor, few, free=False)).to_executorch()
     file.write_bytes(program.buffer)
     loaded = Runtime.get().load_program(file)
     method = loaded.load_method("forward")

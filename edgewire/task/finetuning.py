@@ -1,6 +1,7 @@
 """Fine-tuning: weights from a file, adapters, frozen parameters, a model in half precision."""
 
 import functools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -156,13 +157,15 @@ def load_tensors(
     new = new or ()
     _expect_matches("model.new", new, [*reversed(held), *tensors])  # a head's names come first
     tensors = {name: each for name, each in tensors.items() if not _matches(name, new)}
-    for name, tensor in tensors.items():
-        found, wanted = _form(tensor), _form(held.get(name))
-        if found != wanted:
-            raise TaskError(
-                f"model.file={file} has {name[:80]} {found}, which is {wanted} in the model: give "
-                "the file of this model, or leave tensors out by model.new=[head.*]"
-            )
+    forms = {name: (_form(tensor), _form(held.get(name))) for name, tensor in tensors.items()}
+    if odd := [name for name, (found, wanted) in forms.items() if found != wanted]:
+        found, wanted = forms[odd[0]]
+        layers = dict.fromkeys(f"{layer}.*" if (layer := n.rpartition(".")[0]) else n for n in odd)
+        left_out = f", or leave layers out by 'model.new={json.dumps([*layers])}'"
+        raise TaskError(
+            f"{file} has {odd[0][:80]} {found}, which is {wanted} in the model: give the file of "
+            f"this model{left_out * (len(layers) <= SHOWN)}"
+        )
     every = list(module.named_parameters(remove_duplicate=False))  # a shared one has several names
     for name, _ in every:
         if name in tensors and not tensors[name].isfinite().all():

@@ -88,6 +88,14 @@ def kinds_of(inputs: Tensors, looked_at: int = LOOKED_AT) -> Any:
     return mapped(kind, inputs)
 
 
+def in_words(kinds: Any) -> str:
+    """Return what `kinds_of` has returned as words: float32 samples of (6, 128)."""
+    if "dtype" in kinds:
+        return f"{kinds['dtype']} samples of {(*kinds['shape'],)}"
+    named = kinds.items() if isinstance(kinds, dict) else enumerate(kinds, 1)
+    return " and ".join(f"{name}: {in_words(each)}" for name, each in named)
+
+
 def _for_each(function: Callable[..., Tensor], kinds: Any, *sources: Any) -> Tensors:
     """Return what a function makes of each kind in `kinds_of`, and of the same part of sources."""
     if isinstance(kinds, list | tuple):
@@ -111,8 +119,7 @@ def fitted(source: Any, kinds: Any) -> Tensors:
         raise
     except Exception as error:  # a source may be anything
         raise TaskError(
-            f"the model takes tensors or arrays of numbers, and not these ({described(error)}): "
-            f"{kinds}"
+            f"the model takes {in_words(kinds)}, and not these ({described(error)})"
         ) from error
 
 

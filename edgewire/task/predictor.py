@@ -15,7 +15,7 @@ from edgewire.task.datasets import Data
 from edgewire.task.datasets.arrays import arrays_in
 from edgewire.task.datasets.folder import is_image, labelled, load_photos
 from edgewire.task.errors import TaskError, described
-from edgewire.task.model_info import ModelInfo, fitted, samples_of
+from edgewire.task.model_info import ModelInfo, fitted, in_words, kinds_of, samples_of
 from edgewire.task.objectives import Objective
 from edgewire.task.objectives.classification import Classification
 from edgewire.task.objectives.next_token import NextToken
@@ -83,10 +83,9 @@ class Predictor:
                     for at in range(0, max(count(inputs), 1), self.info.batch)
                 ]
         except Exception as error:  # a model may raise anything
-            found = [tuple(each.shape[1:]) for each in leaves(inputs)]
             raise TaskError(
-                f"the model does not take samples of {found} ({described(error)}): "
-                f"those that it was trained with are {self.info.inputs}"
+                f"the model does not take {in_words(kinds_of(inputs, 0))} ({described(error)}): it "
+                f"was trained with {in_words(self.info.inputs)}"
             ) from error
         whole = tuple(torch.cat(each) for each in zip(*map(leaves, parts), strict=True))
         return whole[0] if isinstance(parts[0], Tensor) else whole
@@ -177,7 +176,7 @@ class Predictor:
             cells = rows_of(str(path), self._table, [name for name, _ in self._table.left])
             ids = ids_of(cells, self._table)
             return inputs_of(cells, self._table), targets_of(cells, self._table), ids
-        elif path.is_dir() or is_image(path):
+        elif path.is_dir() or is_image(path) or self.info.dataset.get("name") == "imagefolder":
             return self._photos(path)
         split = self._reader(str(path)).train
         return split.inputs, split.targets if leaves(split.targets) else None, None
@@ -186,15 +185,18 @@ class Predictor:
         """Return those of a file's arrays that are the inputs; `own`: the options of the reader."""
         if "dtype" not in self.info.inputs:
             return arrays
-        left = [each for name, each in arrays.items() if name != own.get("group")]
-        return arrays.get(str(own.get("inputs")), left[0] if len(left) == 1 else arrays)
+        names, left = own.get("inputs"), [k for k in arrays if k != own.get("group")]
+        name = names[0] if isinstance(names, list) else names
+        return arrays.get(str(name), arrays[left[0]] if len(left) == 1 else arrays)
 
     def _photos(self, path: Path) -> Found:
         shape: Any = self.info.inputs["shape"] if "dtype" in self.info.inputs else ()
         if len(shape) != 3 or shape[0] != 3:
-            raise TaskError(f"{path}: this model takes no photos, but {self.info.inputs}")
+            raise TaskError(f"{path}: this model takes no photos, but {in_words(self.info.inputs)}")
         files = [path] if path.is_file() else sorted(filter(is_image, path.iterdir()))
         labels = None
+        if not files and not [*path.glob("[!.]*/")]:
+            raise TaskError(f"{path} has no photos: there is nothing to predict")
         if not files:
             found = labelled(path, self.classes)
             files, labels = [file for file, _ in found], torch.tensor([label for _, label in found])

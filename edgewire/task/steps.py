@@ -71,6 +71,11 @@ def expect_fits(model: nn.Module, objective: Objective, data: Data, mean: bool =
     except TaskError:
         raise
     except Exception as error:  # a user's model, transform and objective may raise anything
+        if isinstance(data.train.inputs, dict) and "dict" in str(error):
+            names = [*data.train.inputs]
+            said = f"the samples are arrays by name, {', '.join(names)}, and the model takes one"
+            cure = f"give dataset.inputs={names[0]}, or for persons dataset.group={names[-1]}"
+            raise TaskError(f"{said}: {cure}") from error
         said = "model=, objective= and dataset= do not fit each other"
         if mean:
             said = "nodes evaluate: measured() must take the sums' means (floats), and samples=1"
@@ -81,8 +86,6 @@ def _cure(error: Exception, data: Data) -> str:
     """Return what to do about an error that torch's words do not explain."""
     ids = [each for each in leaves(data.train.inputs) if counted(each)]
     text, largest = str(error), max((int(each.max()) for each in ids), default=0)
-    if "Target" in text and "out of bounds" in text and not data.classes:
-        return ": the data set names no classes: give all of them, as in dataset.classes=[0,1,2]"
     if "index out of range in self" in text and ids:
         return f": inputs have integers up to {largest}, so a model of tokens needs {largest + 1}"
     if "type" in text and any(each.dtype == torch.float64 for each in leaves(data.train.inputs)):

@@ -1,6 +1,7 @@
 """`load_model`, `predict`, `export` and `start=`: a run's model in use, and trained on."""
 
 import csv
+import shutil
 
 import pandas as pd
 import pytest
@@ -19,6 +20,9 @@ def photos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("photos")
     for seed, part in enumerate(("train", "test")):
         write_photos(folder / part, seed)
+    shutil.copytree(folder, folder.parent / "renamed")
+    for part in ("train", "test"):
+        (folder.parent / "renamed" / part / "dog").rename(folder.parent / "renamed" / part / "ape")
     return folder
 
 
@@ -39,9 +43,10 @@ def test_a_run_is_used_exported_and_trained_on(cli, run, photos, tmp_path):
     first, metrics, head, *rows, files = printed.out.splitlines()
     assert first.startswith("photos") or "lenet5" in first
     assert f"accuracy {100 * result['accuracy']:.2f} %" in metrics
+    assert metrics.endswith(": 20 samples with targets")
     assert head.split() == ["class", "probability", "p(cat)", "p(dog)"]
     assert rows[1].startswith("cat/0.png ")
-    assert files.startswith(f"files      {out}: 20 rows of class, probability")
+    assert files.startswith(f"files      {out}: rows: 20, of id, class, probability")
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [rows[0]["id"], rows[19]["id"]] == ["cat/0.png", "dog/9.png"]
@@ -50,6 +55,9 @@ def test_a_run_is_used_exported_and_trained_on(cli, run, photos, tmp_path):
     table = model.predict(photos / "test")
     assert table.attrs["metrics"]["loss"] == result["loss"]
     assert list(table["class"]) == [row["class"] for row in rows]
+
+    printed = cli("predict", str(run), str(photos / "train"), "--out", str(out))[1]
+    assert "with targets (the run's own data, training samples included)" in printed.out
 
     assert cli("export", str(run), "torch")[0] == 0
     assert (run / "model.pt2").stat().st_size > 1000
@@ -82,11 +90,17 @@ def test_the_card_is_the_hubs(run):
         (["predict", "RUN", "x", "--nothing"], "unrecognized arguments: --nothing; --help lists"),
         (["predict", "nowhere", "x"], "nowhere is no model's file"),
         (["predict", "RUN", "nowhere.png"], "nowhere.png: there is no such file or folder"),
-        (["predict", "RUN", "RUN"], "has no class folders"),
-        (["predict", "RUN", "RUN/result.json"], "result.json is not a folder: give"),
+        (["predict", "RUN", "RUN"], "has no photos: there is nothing to predict"),
+        (["predict", "RUN", "RUN/result.json"], "result.json cannot be read as a photo ("),
         (["export", "RUN", "tflite"], "tflite is no format: give one of onnx, pte, torch"),
         (["start=nowhere", "rounds=1"], "nowhere/.hydra/config.yaml"),
         (["start=RUN", "model=mlp"], "takes single keys"),
+        (["start=RUN", "model.width=3"], "there is no key model.width"),
+        (
+            ["start=RUN", "dataset.root=RUN/../renamed"],
+            "has the classes cat, dog, and the data ape, cat: name them alike, or leave its last "
+            """layer out by 'model.new=["11.*"]'""",
+        ),
         (["start=RUN", "start=RUN"], "the folder of one run"),
     ],
 )
@@ -97,6 +111,14 @@ def test_a_mistake_is_one_line_and_writes_nothing(words, line, cli, run, tmp_pat
     assert line in printed.err
     assert {each.name for each in tmp_path.iterdir()} <= {"outputs"}
     assert not [*tmp_path.glob("outputs/**/result.json")]
+
+
+@pytest.mark.parametrize("word", ["predict", "export", "new"])
+def test_help_describes_what_a_word_takes(word, cli):
+    code, printed = cli(word, "--help")
+    assert (code, printed.err) == (0, "")
+    assert f"usage: python run.py {word} " in printed.out
+    assert word != "export" or "onnx, pte or torch" in printed.out
 
 
 def test_python_gets_an_exception(run):

@@ -64,7 +64,7 @@ def folders(folder, kind):
 WORDS = {
     "photos": ["dataset=imagefolder", "model=lenet5"],
     "table": ["dataset=csv", "model=table_mlp", "model.columns=3", "model.outputs=2"],
-    "windows": ["dataset=npz", "dataset.target=y", "model=window_cnn", "model.classes=3"],
+    "windows": ["dataset=npz", "dataset.inputs=[x]", "model=window_cnn", "model.classes=3"],
     "text": ["dataset=text", "dataset.length=16", "model=lstm", "model.tokens=256",
              "objective=next_token"],
 }  # fmt: skip

@@ -5,6 +5,7 @@ import re
 import shlex
 import sys
 
+import numpy as np
 import pytest
 
 from tests import fork_server
@@ -19,7 +20,7 @@ def blocks(language):
 
 
 # Tables have tests of their own.
-OTHERS = ("dataset=csv", "task=table", "error: ")
+OTHERS = ("dataset=csv", "dataset=npz", "start=RUN", "task=table", "error: ")
 COMMANDS = [text for text in blocks("") if not any(word in text for word in OTHERS)]
 
 
@@ -80,3 +81,31 @@ def test_a_table_trains_without_python(tmp_path):
     result = result_of(tmp_path / "run")
     assert result["dataset"] == "csv"
     assert result["mae"] < 0.5
+
+
+@pytest.mark.few(1)
+def test_own_arrays_train_an_own_network(folder):
+    """The section's commands train, predict and train on."""
+    random = np.random.default_rng(0)
+    arrays = {"x": random.normal(size=(80, 6, 30)).astype("f4"), "y": np.arange(80) % 5}
+    np.savez(folder / "windows.npz", **arrays, person=np.arange(80) % 8)
+    np.savez(folder / "others.npz", x=arrays["x"], y=arrays["y"] % 3, person=np.arange(80) % 8)
+    np.savez(folder / "new.npz", x=arrays["x"])
+    text = "".join(each for each in blocks("") if "dataset=npz" in each or "start=RUN" in each)
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.replace("FOLDER", str(folder)).replace("RUN", str(folder / "run")))
+        words = words[words.index("run.py") :]
+        if words[1] == "predict":
+            words[-1:] = [str(folder / "new.npz"), "--out", str(folder / "p.csv")]
+        else:
+            end = "on" if "start=" in words[1] else "run"
+            words += ["rounds=1", f"hydra.run.dir={folder / end}", "engine.workers=1"]
+        done = fork_server.run(
+            [sys.executable, *words], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(folder)},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert (
+        (folder / "p.csv").read_text().startswith("id,class,probability,p(0),p(1),p(2),p(3),p(4)")
+    )
+    assert result_of(folder / "on")["class_names"] == ["0", "1", "2"]

@@ -94,8 +94,11 @@ def test_several_inputs_are_a_dictionary(tmp_path):
     data = npz(root, group="who", test_share=0.0)
     assert set(data.train.inputs) == {"left", "right"}
     assert data.train.groups.tolist() == [1, 0] * 10
+    np.savez(tmp_path / "alone.npz", left=X, y=Y)
+    alone = npz(str(tmp_path / "alone.npz"), group="who", on_device=True, classes=["0", "1", "2"])
+    assert (len(alone.train), alone.train.groups) == (20, None)
     assert isinstance(npz(root, inputs="left").train.inputs, torch.Tensor)
-    assert list(npz(root, inputs=["right"]).train.inputs) == ["right"]
+    assert isinstance(npz(root, inputs=["right"]).train.inputs, torch.Tensor)
     with pytest.raises(TaskError, match="one tensor"):
         npz(root, group="who", mean=[1], std=[1]).prepared(data.train.inputs)
 
@@ -185,6 +188,9 @@ def test_what_is_there_must_be_clear(tmp_path):
         np.savez(tmp_path / name, x=X, y=Y)
     with pytest.raises(TaskError, match="several"):
         npz(str(tmp_path))
+    (tmp_path / "text.npz").write_text("x")
+    with pytest.raises(TaskError, match=r"text\.npz is no \.npz file"):
+        npz(str(tmp_path / "text.npz"))
     (tmp_path / "c.txt").write_text("x")
     with pytest.raises(TaskError, match=r"\.npz or \.npy files"):
         npz(str(tmp_path / "c.txt"))

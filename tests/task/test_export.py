@@ -1,5 +1,6 @@
 """Models in other formats: they answer as PyTorch does, or no file is left."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from torch import nn
 from edgewire.conf.saved_model import predictor_of
 from edgewire.task.errors import TaskError
 from edgewire.task.export import ENDS, NEEDS, export
+from edgewire.task.model_file import KEY
 from edgewire.task.model_info import ModelInfo, kinds_of
 from edgewire.task.objectives.classification import Classification
 from edgewire.task.predictor import Predictor
@@ -25,7 +27,7 @@ def predictor(model=None, transform=None):
     torch.manual_seed(0)
     model = model or nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     transform = transform or ImageTransform((0.5,), (0.25,))
-    info = ModelInfo({}, {}, {}, {}, kinds_of(IMAGES), {}, classes=3)
+    info = ModelInfo({}, {}, {}, {}, kinds_of(IMAGES), {}, 0, 3, ["a", "b", "c"])
     return Predictor(info, model, transform, Classification(), str)
 
 
@@ -49,7 +51,12 @@ def answered(kind, file, inputs):
         return torch.export.load(file).module()(inputs)
     import onnxruntime
 
-    (answers,) = onnxruntime.InferenceSession(str(file)).run(None, {"input": inputs.numpy()})
+    session = onnxruntime.InferenceSession(str(file))
+    (named,) = session.get_inputs()
+    assert (named.name, named.shape[0]) == ("input", "batch")
+    said = json.loads(session.get_modelmeta().custom_metadata_map[KEY])
+    assert said["class_names"] == ["a", "b", "c"]
+    (answers,) = session.run(["output"], {"input": inputs.numpy()})
     return torch.from_numpy(answers)
 
 
@@ -77,7 +84,7 @@ class Reading(nn.Linear):
         ),
         (predictor(Reading(16, 3)), IMAGES, r"this model cannot be a \.torch file"),
         (predictor(), IMAGES[:0], "there are no samples to try"),
-        (predictor(), IMAGES.double(), "does not take samples of"),
+        (predictor(), IMAGES.double(), r"does not take float64 samples of \(1, 4, 4\)"),
     ],
 )
 def test_a_file_that_is_wrong_or_impossible_is_not_left(made, samples, line, tmp_path):
@@ -93,7 +100,7 @@ def test_an_unknown_format_and_a_missing_package_are_one_line(tmp_path, monkeypa
     with pytest.raises(TaskError, match="tflite is no format: give one of onnx, pte, torch"):
         export(predictor(), "tflite", tmp_path / "m", IMAGES)
     monkeypatch.setitem(NEEDS, "onnx", ("onnx", "onnx_that_is_not_there"))
-    with pytest.raises(TaskError, match=r"pip install 'edgewire\[onnx\]'"):
+    with pytest.raises(TaskError, match=r"uv pip install -e '\.\[onnx\]'"):
         export(predictor(), "onnx", tmp_path / "m", IMAGES)
 
 

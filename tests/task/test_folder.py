@@ -151,7 +151,17 @@ def test_a_broken_image_is_named(tmp_path, content, suffix):
     path.write_bytes(content)
     with pytest.raises(TaskError) as error:
         load_data("imagefolder", root=str(tmp_path))
-    assert one_line(error).startswith(f"{path} cannot be read as an image (")
+    assert one_line(error).startswith(f"{path} cannot be read as a photo (")
+
+
+def test_all_broken_images_are_named(tmp_path):
+    photos(tmp_path, count=8)
+    for number in range(7):
+        (tmp_path / "dog" / f"0{number}.png").write_bytes(b"x")
+    with pytest.raises(TaskError) as error:
+        load_data("imagefolder", root=str(tmp_path))
+    end = "to .jpg or .png; the same for 01.png, 02.png, 03.png, 04.png and 2 more"
+    assert one_line(error).endswith(end)
 
 
 def cases(tmp_path):
@@ -172,7 +182,9 @@ def cases(tmp_path):
     [
         ("absent", "is not a folder"),
         ("file", "is not a folder"),
-        ("empty", "has no class folders"),
+        ("empty", "has no class folders: put the images into"),
+        ("one/cat", "has no class folders: put the images into"),
+        ("single/cat", "has no class folders: did you mean dataset.root=.*/single\\?"),
         ("bare", "no image in them"),
         ("one", "one class only"),
         ("hollow", "no image in owl/: put some into it"),
@@ -198,5 +210,6 @@ def test_images_that_are_left_out_are_counted_by_ending_in_one_line(tmp_path, ca
     (tmp_path / ".thumbnails").mkdir()
     with caplog.at_level("WARNING", "edgewire"):
         assert len(load_folder(tmp_path, ["cat", "dog"], 8)) == 6
-    said = "1 .avif, 1 .gif, 2 .heic, 1 .jfif, 1 .txt left out: convert photos to .jpg or .png"
+    said = "1 .avif, 1 .gif, 2 .heic, 1 .jfif, 1 .txt left out, such as cat/a.heic: convert photos"
+    said += " to .jpg or .png"
     assert [record.getMessage() for record in caplog.records] == [f"{tmp_path}: {said}"]

@@ -182,16 +182,35 @@ def test_too_few_tokens_are_named(sets):
         expect_fits(model_of(config, data), objective_of(config), data)
 
 
-def test_images_with_numbers_for_classes_ask_for_the_classes(tmp_path):
+@pytest.mark.parametrize(
+    ("more", "classes"),
+    [([], 3), (["dataset.classes=[0,1,2]"], 3), (["objective=regression"], 0)],
+)
+def test_whole_numbers_are_classes_if_the_objective_wants_some(more, classes, tmp_path):
     images = np.zeros((8, 12, 12), dtype=np.uint8) + 254
     np.savez(tmp_path / "own.npz", x=images, y=np.arange(8) % 3)
     words = ["dataset=npz", "dataset.images=true", f"dataset.root={tmp_path}", "model=lenet5"]
+    config = configured(*words, "nodes=2", *more)
+    data = data_of(config)
+    assert data.classes == classes
+    if classes:
+        expect_fits(model_of(config, data), objective_of(config), data)
+
+
+@pytest.mark.parametrize("targets", [[3, 4] * 4, [-1, 0] * 4, [0, 9] * 4, [0] * 8])
+def test_other_whole_numbers_are_no_classes(targets, tmp_path):
+    """Below 0, more than there are samples, and one class. Some numbers may be absent."""
+    np.savez(tmp_path / "own.npz", x=np.zeros((8, 2), "f4"), y=np.array(targets))
+    words = ["dataset=npz", f"dataset.root={tmp_path}", "model=table_mlp", "model.columns=2"]
+    assert data_of(configured(*words, "nodes=2")).classes == (5 if targets[0] == 3 else 0)
+
+
+def test_an_array_that_no_option_names_is_named(tmp_path):
+    arrays = {"x": np.zeros((8, 2), "f4"), "y": np.arange(8) % 2, "person": np.arange(8)}
+    np.savez(tmp_path / "own.npz", **arrays)
+    words = ["dataset=npz", f"dataset.root={tmp_path}", "model=table_mlp", "model.columns=2"]
     config = configured(*words, "nodes=2")
     data = data_of(config)
-    with pytest.raises(
-        TaskError, match=r"names no classes: give all of them, as in dataset.classes=\[0,1,2\]"
-    ):
+    line = "by name, x, person, .* give dataset.inputs=x, or for persons dataset.group=person"
+    with pytest.raises(TaskError, match=line):
         expect_fits(model_of(config, data), objective_of(config), data)
-    config = configured(*words, "nodes=2", "dataset.classes=[0,1,2]")
-    data = data_of(config)
-    expect_fits(model_of(config, data), objective_of(config), data)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 import torch
@@ -47,8 +48,8 @@ def npz(
             test split is NAME_test (Keras's files). None: the default folder.
         target: the array to predict; None for none. Text is a class, as whole numbers are with
             `classes`. Other whole numbers become int64, and floats float32.
-        inputs: the array for the model, or several, which the model gets as a dictionary. None: all
-            arrays that are no target and no group.
+        inputs: the array for the model, or two or more, which the model gets as a dictionary.
+            None: all arrays that are no target and no group.
         group: the array with the user, writer or sensor of each sample.
         classes: the names of all classes; None: those in the training and test rows.
         images: whether the inputs are uint8 images, (N, H, W), (N, C, H, W) or (N, H, W, C).
@@ -73,12 +74,12 @@ def npz(
             f"or the group; there are {', '.join(train)}"
         )
     targets, found = _targets(parts, place, target, classes, on_device)
-    groups = None if group is None else [_array(each, place, group, "group") for each in parts]
-    one = len(names) == 1 and (inputs is None or isinstance(inputs, str))
+    grouped = group is not None and (group in train or not on_device)  # a device needs no groups
+    groups = [_array(each, place, str(group), "group") for each in parts] if grouped else None
     samples = list[Tensors]()
     for part in parts:
         chosen = {name: _tensor(_array(part, place, name, "inputs"), name) for name in names}
-        values: Tensors = chosen[names[0]] if one else chosen
+        values: Tensors = chosen[names[0]] if len(names) == 1 else chosen
         samples.append(_images(values) if images else values)
     transform: Any = Standardize(tuple(mean or ()), tuple(std or ()))
     if images:
@@ -120,6 +121,8 @@ def arrays_in(files: list[Path]) -> Arrays:
         # numpy's advice for Python objects, allow_pickle=True, would run code of the file
         with reads_as(file, "arrays", "save arrays without Python objects, in .npz or .npy files"):
             if file.name.lower().endswith(".npz"):
+                if not is_zipfile(file):
+                    raise TaskError(f"{shown(file)} is no .npz file, such as numpy.savez writes")
                 with np.load(file, allow_pickle=False) as archive:
                     found |= dict(archive)
             else:  # copy on write: torch takes writable memory only, and the file must not change

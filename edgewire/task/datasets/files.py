@@ -167,12 +167,19 @@ def group_ids(*parts: NDArray[np.generic]) -> tuple[list[torch.Tensor], tuple[st
 
 
 def read_each(read: Callable[[Path], NDArray[Any]], files: Sequence[Path], out: Tensor) -> Tensor:
-    """Return `out` with what `read` returns of each file as a row, which may be shorter."""
+    """Return `out` with what `read` returns of each file as a row, which may be shorter.
+
+    Raises one `TaskError` for all files that cannot be read.
+    """
 
     def fill(row: int) -> None:
         values = torch.from_numpy(read(files[row]))
         out[row, ..., : values.shape[-1]] = values
 
     with ThreadPoolExecutor(READERS) as pool:  # decoders, and reading a file, release the GIL
-        list(pool.map(fill, range(len(files))))
+        done = [pool.submit(fill, row) for row in range(len(files))]
+    if wrong := [row for row, each in enumerate(done) if each.exception()]:
+        first = done[wrong[0]].exception()
+        others = listed([files[row].name for row in wrong[1:]], 4)
+        raise TaskError(f"{first}; the same for {others}" if others else str(first)) from first
     return out

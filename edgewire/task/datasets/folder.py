@@ -79,7 +79,10 @@ def class_folders(path: Path) -> list[str]:
         )
     names = sorted(f.name for f in path.iterdir() if f.is_dir() and not f.name.startswith("."))
     if not names:
-        raise TaskError(f"{shown(path)} has no class folders: put the images into {path}/CLASS/")
+        deep = any(map(is_image, path.iterdir())) and len([*path.parent.glob("[!.]*/")]) > 1
+        up = f"did you mean dataset.root={path.parent}?" if deep and path.name else ""
+        cure = up or f"put the images into {path}/CLASS/"
+        raise TaskError(f"{shown(path)} has no class folders: {cure}")
     return names
 
 
@@ -106,11 +109,11 @@ def labelled(path: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
     Raises `TaskError` like `load_folder`.
     """
     samples = []
-    unread = Counter[str]()
+    unread = list[Path]()
     for name in class_folders(path):
         found = [f for f in (path / name).rglob("*") if f.is_file() and f.name[0] != "."]
         files = sorted(filter(is_image, found))
-        unread.update(f.suffix.lower() or f.name for f in found if not is_image(f))
+        unread += sorted(f for f in found if not is_image(f))
         if name not in names and not files:  # a folder of another data set, or of a download
             continue
         if name not in names:
@@ -120,8 +123,10 @@ def labelled(path: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
             )
         samples += [(file, names.index(name)) for file in files]
     if unread:
-        counts = ", ".join(f"{count} {ending}" for ending, count in sorted(unread.items()))
-        log.warning("%s: %s left out: convert photos to .jpg or .png", shown(path), counts)
+        endings = Counter(f.suffix.lower() or f.name for f in unread)
+        counts = ", ".join(f"{count} {ending}" for ending, count in sorted(endings.items()))
+        line = "%s: %s left out, such as %s: convert photos to .jpg or .png"
+        log.warning(line, shown(path), counts, unread[0].relative_to(path))
     if not samples:
         raise TaskError(
             f"{shown(path)} has class folders but no image in them: "
@@ -148,7 +153,7 @@ def _read(file: Path, size: int) -> NDArray[np.uint8]:
     """Return one image as uint8 (3, size, size)."""
     from PIL import Image, ImageOps
 
-    with reads_as(file, "an image", "replace or delete it"), Image.open(file) as image:
+    with reads_as(file, "a photo", "convert it to .jpg or .png"), Image.open(file) as image:
         image.draft("RGB", (size, size))  # JPEG: decode a large photo at a fraction of its size
         upright = ImageOps.exif_transpose(image)  # cameras store the orientation in EXIF
         if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would clip at 255

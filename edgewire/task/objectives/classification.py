@@ -65,7 +65,12 @@ class Classification(Objective):
         """Return the mean cross-entropy."""
         logits = model(inputs)
         weights = None if self._weights is None else self._weights.to(logits)
-        return cross_entropy(logits, one(targets), weights)
+        try:
+            return cross_entropy(logits, truth := one(targets), weights)
+        except IndexError as error:  # on the CPU, where a run is checked
+            last = int(truth.min().clamp(max=0)) or int(truth.max())
+            said = f"the model has {logits.shape[1]} outputs, and the targets go to {last}"
+            raise TaskError(said) from error
 
     def sums(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy, and what the metrics count of the classes and their scores."""
