@@ -80,7 +80,7 @@ def test_the_derivative_of_a_loss_takes_the_classes_of_whole_numbers(whole_numbe
 def test_modules_without_labels_are_named_once(
     whole_numbers, conditioned, tmp_path, caplog, monkeypatch
 ):
-    monkeypatch.setattr("edgewire.conf.build._numbered", lambda data: 0)
+    monkeypatch.setattr("edgewire.conf.build.numbered", lambda data: 0)
     with caplog.at_level(logging.WARNING):
         run(tmp_path / "run", *whole_numbers, f"strategy.conditioned={conditioned}", "rounds=60")
     assert caplog.text.count("get no labels") == (conditioned == "true")
