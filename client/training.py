@@ -32,7 +32,7 @@ from edgewire.conf.build import (
     share_of,
     vectors_of,
 )
-from edgewire.conf.check import codec_of, downlink_of
+from edgewire.conf.check import codec_of, codecs_of
 from edgewire.conf.schema import Config
 from edgewire.task.errors import TaskError
 from edgewire.task.flat_model import NUMPYS, FlatModel, to_array
@@ -271,7 +271,7 @@ def uplink_of(
     `model`: the model before training, float32 (n,), which is copied if the run needs it later.
     `pending`: as in `CompressionMod`.
     """
-    seeded = model.copy() if config.downlink.from_seed and model is not None else None
+    codecs = codecs_of(config)
     return CompressionMod(
         codec_of(config),
         receiver=None,
@@ -279,9 +279,8 @@ def uplink_of(
         initial=initial,
         seed=config.seed,
         optimizer=server_optimizer_of(config),
-        seeded=seeded,
-        contextual=codec_of(config).coder.contextual
-        or ((downlink := downlink_of(config)) is not None and downlink.coder.contextual),
+        seeded=model.copy() if codecs.from_seed and model is not None else None,
+        contextual=codecs.contextual,
         masked=bool(config.strategy.get("mask_received")),
         pending=pending,
     )

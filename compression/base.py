@@ -10,9 +10,10 @@ imports these modules.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import fields
 from enum import Enum
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -22,6 +23,7 @@ from .layout import Layout
 from .scatter import Indices as Indices
 from .scatter import Vector as Vector
 from .scatter import add_at, put_at
+from .validation import BOUNDS, expect_bounds
 
 Segments = NDArray[np.int64]  # (T+1,): tensor t's values are values[segments[t]:segments[t + 1]]
 Array = np.ndarray[tuple[int], np.dtype[np.generic]]  # one stream: 1-d, contiguous, little-endian
@@ -132,10 +134,17 @@ class Method:
 
     name: ClassVar[str]
     id: ClassVar[int]
+    # The bytes that it stores on a node between steps: per parameter, and beside these.
+    stores: ClassVar[tuple[int, int]] = (0, 0)
+
+    def __post_init__(self) -> None:
+        for each in fields(cast(Any, self)):
+            if BOUNDS & each.metadata.keys():
+                expect_bounds(self.name, each.name, getattr(self, each.name), **each.metadata)
 
     def memory_bytes(self, layout: Layout) -> int:
         """Return the bytes that this method stores on a node between steps."""
-        return 0
+        return self.stores[0] * layout.size + self.stores[1]
 
 
 class Sparsifier(Method, ABC):
@@ -202,14 +211,12 @@ class ResidualSparsifier(Sparsifier):
     after the step = update + residual before the step.
     """
 
+    stores: ClassVar[tuple[int, int]] = (4, 0)  # the residual
+
     @property
     def residual_key(self) -> str | None:
         """Name of the array with the residual, float32 (n,)."""
         return "residual"
-
-    def memory_bytes(self, layout: Layout) -> int:
-        """Return four bytes per parameter, for the residual."""
-        return 4 * layout.size
 
     def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
         """Add the update to the residual, and return the residual array, (n,) float32."""

@@ -31,8 +31,7 @@ Extent = tuple[int, int]  # start, stop
 class Separation(NamedTuple):
     """The division of a model's vector into exact tensors and trained tensors.
 
-    Exact tensors are sent without loss (BatchNorm's running statistics, for example). Trained
-    tensors are all others. A block is a range of consecutive entries of the same kind.
+    A block is a range of consecutive entries of the same kind.
     """
 
     exact: tuple[int, ...]  # increasing positions of the exact tensors
@@ -105,10 +104,9 @@ class Separation(NamedTuple):
         return trained[:done]
 
     def _trained_pieces(self, indices: Indices) -> Iterator[tuple[slice, int]]:
-        """Yield the slices of ``indices`` that belong to trained entries, each with a number.
+        """Yield the slices of ``indices`` that belong to trained entries.
 
-        ``indices``: the (k,) selected indices in the whole vector. The number says how many exact
-        entries come before the slice in the whole vector.
+        Each comes with the number of exact entries before it in the whole vector.
         """
         last = done = 0
         for start, stop, low, high in self._met(indices):
@@ -117,12 +115,7 @@ class Separation(NamedTuple):
         yield slice(last, len(indices)), done
 
     def _met(self, indices: Indices) -> list[tuple[int, int, int, int]]:
-        """Return, for each block of exact entries, which part of ``indices`` lies in this block.
-
-        ``indices``: the (k,) selected indices in the whole vector. Each item of the result has four
-        numbers: start and stop of the block in the whole vector, start and stop of the part of
-        ``indices``.
-        """
+        """Return start and stop of each block of exact entries, and those of the indices in it."""
         starts, stops = ([run[end] for run in self.exact_runs] for end in (0, 1))
         return list(zip(starts, stops, find(indices, starts), find(indices, stops), strict=True))
 
@@ -236,10 +229,7 @@ def variances(layout: Layout) -> tuple[Extent, ...]:
 
 
 def expect_counts(own: Iterable[NativeTensor]) -> None:
-    """Raise `PayloadError` if BatchNorm's count of mini-batches is negative.
-
-    BatchNorm may divide by this count.
-    """
+    """Raise `PayloadError` if BatchNorm's count of mini-batches, a divisor, is negative."""
     if any(own_name(each.name) == COUNT and (each.array < 0).any() for each in own):
         raise PayloadError("its update holds a count of mini-batches below 0")
 
@@ -264,10 +254,7 @@ def trained_entries(layout: Layout) -> int:
 
 @lru_cache(maxsize=64)
 def separate(layout: Layout, exact: tuple[int, ...]) -> Separation:
-    """Return the `Separation` of a layout: the tensors at the positions ``exact`` are exact.
-
-    Exact tensors are sent without loss. The positions increase.
-    """
+    """Return the `Separation` of a layout: the tensors at the increasing positions ``exact``."""
     chosen = set(exact)
     trained = [t for t in range(len(layout)) if t not in chosen]
     exact_runs = runs(layout, exact)
@@ -283,10 +270,7 @@ def separate(layout: Layout, exact: tuple[int, ...]) -> Separation:
 
 
 def runs(layout: Layout, tensors: Sequence[int]) -> tuple[Extent, ...]:
-    """Return the start and stop, in the vector, of the tensors at these increasing positions.
-
-    Adjacent tensors are merged to one block.
-    """
+    """Return start and stop, in the vector, of each block of tensors at increasing positions."""
     bounds = layout.offsets.tolist()
     found: list[Extent] = []
     for tensor in tensors:

@@ -3,7 +3,6 @@
 The page docs/payload.md describes the format.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,7 +38,7 @@ from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of
 from .layout import Layout
 from .quantizers.float32 import Float32
 from .scatter import add_at, subtract_at
-from .validation import expect_between, expect_one_of
+from .validation import expect_bounds
 from .wire import ALL, INDICES, REPEATED, Body, assemble, digest, ids_of, tables, with_native_table
 from .wire_header import varint
 from .wire_natives import NativeTensor, natives_bytes
@@ -76,8 +75,9 @@ class Codec:
     exact_steps: int = 0
 
     def __post_init__(self) -> None:
-        expect_between("compression", "residual_decay", self.residual_decay, 0, 1)
-        expect_between("compression", "exact_steps", self.exact_steps, 0, math.inf)
+        decay = self.residual_decay
+        expect_bounds("compression", "residual_decay", decay, at_least=0, at_most=1)
+        expect_bounds("compression", "exact_steps", self.exact_steps, at_least=0)
         if self.residual_decay != 1 and not self.keeps:
             raise ValueError(
                 f"option residual_decay does not go with sparsifier {self.sparsifier.name} and "
@@ -112,7 +112,7 @@ class Codec:
         with the sum of all updates so far), or ``differences`` (of models; the next one includes
         what this one lacks). ``contextual``: whether it knows the context of the index sets.
         """
-        expect_one_of("a codec", "receiver", receiver, RECEIVERS)
+        expect_bounds("a codec", "receiver", receiver, one_of=RECEIVERS)
         method, gain = self.sparsifier, self.sparsifier.gain_of_momentum
         sums = receiver == "sums"
         wrong = {
@@ -157,15 +157,10 @@ class Codec:
 
     def memory_bytes(self, layout: Layout) -> int:
         """Return the bytes that a node stores between two updates."""
-        known: tuple[Layout | None, int] = self.__dict__.get("_last_memory", (None, 0))
-        if known[0] is layout:
-            return known[1]
         inner = self._separation(layout)
         trained = layout if inner is None else inner.layout
         own = 4 * trained.size if self.feedback and self.sparsifier.residual_key is None else 0
-        size = own + self.sparsifier.memory_bytes(trained) + self.quantizer.memory_bytes(trained)
-        self.__dict__["_last_memory"] = layout, size
-        return size
+        return own + self.sparsifier.memory_bytes(trained) + self.quantizer.memory_bytes(trained)
 
     @quiet
     def encode(
@@ -321,22 +316,12 @@ class Codec:
         """
         if self.exact and not self.exact_names:
             return None  # every tensor is exact, and there is no residual
-        known: Layout | None
-        division: Separation | None
-        known, division = self.__dict__.get("_last_separation", (None, None))
-        if known is layout:
-            return division
         expect_matches(layout, self.exact_names)
         exact = exact_tensors(layout, self.exact_names)
-        division = separate(layout, exact) if exact else None
-        self.__dict__["_last_separation"] = layout, division
-        return division
+        return separate(layout, exact) if exact else None
 
     def _given(self, update: Vector, memory: Memory) -> Vector:
-        """Return the update plus the error of earlier updates, if the codec stores this error.
-
-        With a sparsifier that has a residual, the error is in the residual instead.
-        """
+        """Return the update plus the error of earlier updates, if the codec stores this error."""
         if not self.feedback or self.sparsifier.residual_key is not None:
             return update
         given: Vector = get_or_zeros(memory, _ERROR, len(update), np.float32)
@@ -344,7 +329,7 @@ class Codec:
         return given
 
     def _decay(self, memory: Memory) -> None:
-        """Multiply the stored error or residual, if there is any, by the decay."""
+        """Multiply the stored error or residual, if any, by the decay."""
         stored = memory.get(self.sparsifier.residual_key or _ERROR)
         if stored is not None:
             stored *= np.float32(self.residual_decay)

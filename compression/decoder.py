@@ -43,27 +43,18 @@ class Update(NamedTuple):
 
     @property
     def selected(self) -> Indices | None:
-        """The indices that the sparsifier selected; a later payload may repeat them.
-
-        They are indices into the trained entries, which are all except those sent without loss.
-        """
+        """The selected indices into the trained entries; a later payload may repeat them."""
         if self.indices is None or not self.exact:
             return self.indices
         return separate(self.layout, self.exact).narrow_indices(self.indices)
 
-    def dense(self, out: Vector | None = None) -> Vector:
-        """Return the update as a (n,) float32 vector, with 0 in entries that were not sent.
-
-        A sparse update is written to ``out``, (n,) float32, if ``out`` is given.
-        """
+    def dense(self) -> Vector:
+        """Return the update as a (n,) float32 vector, with 0 in entries that were not sent."""
         if self.indices is None:
             return self.values
-        if out is None:
-            out = np.zeros(self.layout.size, dtype=np.float32)
-        else:
-            out.fill(0)
-        put_at(out, self.indices, self.values)
-        return out
+        vector = np.zeros(self.layout.size, dtype=np.float32)
+        put_at(vector, self.indices, self.values)
+        return vector
 
     def model_from(self, vector: Vector) -> Vector:
         """Return a new (n,) model: ``vector`` plus an update that `batchnorm.changes` computed.
@@ -111,8 +102,7 @@ def decode(
 ) -> tuple[Vector, Layout]:
     """Decode a payload; return the dense vector, (n,) finite float32, and its layout.
 
-    The vector may be a read-only view of ``payload``. Parameters and errors are the same as in
-    `decode_update`.
+    The vector may be a read-only view of ``payload``. All else is as in `decode_update`.
     """
     update = decode_update(payload, layout, max_size=max_size)
     return update.dense(), update.layout
@@ -157,9 +147,8 @@ def decode_update(
         indices, values = _trained(parsed, cut.layout, before, context)
         if indices is not None:
             borders = find(indices, cut.borders)
-            indices = cut.widen_indices(
-                indices, borders
-            )  # delete the narrower indices before the values are widened
+            # The narrower indices are deleted before the values are widened.
+            indices = cut.widen_indices(indices, borders)
         values = cut.merge(values, apart, borders)
     sizes = sizes_of(parsed)
     return Update(parsed.layout, indices, values, parsed.sparsifier, parsed.exact, beside, sizes)
@@ -174,9 +163,8 @@ def decode_trained(
 ) -> tuple[Indices | None, Vector]:
     """Return the indices and values of the trained entries of a payload.
 
-    Trained entries are all except those of tensors that the payload holds without loss, such as
-    BatchNorm's running statistics. ``layout``: the layout of the vector, without the tensors in
-    their own dtype. ``before``, ``context`` and the errors are the same as in `decode_update`.
+    ``layout``: the layout of the vector, without the tensors in their own dtype. ``before``,
+    ``context`` and the errors are the same as in `decode_update`.
     """
     parsed = parse(payload, layout, MAX_SIZE, of_vector=True, context=context)
     layout = separate(parsed.layout, parsed.exact).layout if parsed.exact else parsed.layout

@@ -26,10 +26,7 @@ def count(share: float, size: int) -> int:
 
 @lru_cache(maxsize=64)
 def counts(share: float, layout: Layout) -> NDArray[np.int64]:
-    """Return, for each tensor, the number of entries in its ``share``, (T,) int64.
-
-    The array is read-only, because it is cached and all callers share it.
-    """
+    """Return, for each tensor, the number of entries in its ``share``, (T,) int64, read-only."""
     sizes = np.diff(layout.offsets).tolist()
     found = np.array([count(share, size) for size in sizes], dtype=np.int64)
     found.flags.writeable = False
@@ -47,8 +44,7 @@ def largest_in(values: Vector, layout: Layout, share: float, scope: str) -> Indi
 def chunks(layout: Layout, share: float, size: int) -> tuple[Segments, NDArray[np.int64]]:
     """Return the bounds of chunks of ``size`` entries, and how many entries are in each ``share``.
 
-    For C chunks these are (C+1,) and (C,) int64. Each tensor is cut into chunks; its last chunk may
-    be shorter. The arrays are read-only, because they are cached and all callers share them.
+    For C chunks these are (C+1,) and (C,) int64, read-only. A tensor's last chunk may be shorter.
     """
     bounds = layout.offsets
     starts = [np.arange(start, stop, size) for start, stop in pairwise(bounds)]
@@ -59,10 +55,7 @@ def chunks(layout: Layout, share: float, size: int) -> tuple[Segments, NDArray[n
 
 
 def largest_in_chunks(values: Vector, layout: Layout, share: float, size: int) -> Indices:
-    """Return the indices of the largest magnitudes: a ``share`` of each chunk, at least 1 entry.
-
-    ``size``: entries of a chunk.
-    """
+    """Return the indices of the largest magnitudes: a ``share`` of each chunk of ``size``."""
     return largest_of_each(values, *chunks(layout, share, size))
 
 
@@ -70,12 +63,10 @@ def random_in(layout: Layout, share: float, scope: str, generator: np.random.Gen
     """Return uniform random indices: a ``share`` of all entries, or of each tensor's entries."""
     if scope == "global":
         return uniform(layout.size, count(share, layout.size), generator)
-    sizes = np.diff(layout.offsets).tolist()
+    tensors = zip(pairwise(layout.offsets.tolist()), counts(share, layout).tolist(), strict=True)
     drawn = [
-        uniform(size, chosen, generator) + np.uint32(start)
-        for size, chosen, start in zip(
-            sizes, counts(share, layout).tolist(), layout.offsets.tolist(), strict=False
-        )
+        uniform(stop - start, chosen, generator) + np.uint32(start)
+        for (start, stop), chosen in tensors
     ]
     return np.concatenate([np.empty(0, dtype=np.uint32), *drawn])
 

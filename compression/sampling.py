@@ -69,7 +69,6 @@ def _offsets() -> NDArray[np.float64]:
 def horizon(weights: Weights, k: int) -> float:
     """Return a time before which k clocks, or a few more, have rung in nearly all cases.
 
-    The entry with the weight w has a clock that rings at an exponential time with the rate w.
     Newton's method solves sum(1 - exp(-t * w)) = rank for t, with a sample of the weights w. The
     sum is concave in t, so Newton steps from below never exceed the solution. The result is
     infinity if the sample has too few positive weights.
@@ -95,10 +94,8 @@ def first_to_ring(
 ) -> Indices:
     """Return the indices of the at most k entries whose clocks ring first, before ``until``.
 
-    The result is (m,) uint32, m <= k. The clock of an entry with the weight w rings at
-    -log(1 - U) / w, U uniform. It rings before ``until`` only if U < until * w. The first 16 bits
-    of U exclude nearly all entries that do not satisfy this. For the remaining entries 53 more bits
-    are drawn.
+    The result is (m,) uint32, m <= k. A clock rings before ``until`` only if U < until * w. The
+    first 16 bits of U exclude nearly all others. For the rest 53 more bits are drawn.
     """
     n = len(weights)
     scale = until * STEPS * (1 + 1e-6)  # the margin covers products that are rounded down

@@ -163,9 +163,7 @@ def bits_of(values: Vector, k: int) -> Bits:
 def _collect(bits: Bits, low: int, most: int) -> tuple[Indices, Bits]:
     """Return the indices and magnitudes, (m,) each, of the entries >= ``low``, in temporary arrays.
 
-    After ``most`` entries have been found, only entries > ``low`` are collected. The ``most``
-    largest entries are still among them. Without this rule, all entries of an update that is almost
-    only zeros would be collected.
+    After ``most`` entries only entries > ``low`` are collected, as most of an update may be zeros.
     """
     n = len(bits)
     work = workspace("selection.block", BLOCK, np.int32)
@@ -185,10 +183,7 @@ def _collect(bits: Bits, low: int, most: int) -> tuple[Indices, Bits]:
 
 
 def _bracket(bits: Bits, k: int) -> tuple[int, int]:
-    """Return two bounds between which the k-th largest magnitude of (n,) nearly always lies.
-
-    The bounds are magnitudes of a sample, 3 sigma below and above the rank that corresponds to k.
-    """
+    """Return two bounds between which the k-th largest magnitude of (n,) nearly always lies."""
     found = sample(bits) & MOST
     found.sort()
     size, share = len(found), k / len(bits)
@@ -217,9 +212,6 @@ def _kth(magnitudes: Bits, k: int, low: int, high: int) -> int:
 
 
 def _tied(magnitudes: Bits) -> bool:
-    """Return whether one value is so frequent in (n,) magnitudes that ``sort`` is faster.
-
-    The alternative is ``partition``.
-    """
+    """Return whether one value is so frequent that ``sort`` is faster than ``partition``."""
     found = np.sort(sample(magnitudes, 256))
     return bool((found[16:] == found[:-16]).any())

@@ -123,10 +123,9 @@ def with_native_table(head: bytes, own: Sequence[NativeTensor]) -> bytes:
 def assemble(
     head: bytes, bodies: Sequence[Body], layout: Layout, context: SharedContext | None
 ) -> bytes:
-    """Join header, directory, padding, streams and checksum to a payload.
+    """Join header, directory, padding, streams and checksum to a payload; ``layout``: the vector's.
 
-    Values are copied only here. ``layout``: the layout of the vector. ``context``: what both ends
-    know, for the short form.
+    Values are copied only here. ``context``: what both ends know, for the short form.
     """
     form = _LONG if context is None else _SHORT
     sizes = [body.view.nbytes << 1 | body.coded for body in bodies]
@@ -238,8 +237,7 @@ class StreamSizes(NamedTuple):
 def stream_sizes(payloads: Iterable[Buffer], layout: Layout | None = None) -> StreamSizes:
     """Return the sizes of the streams in payloads that this process has made, added up.
 
-    ``layout``: the layout of the vector, which only payloads in the short form need. Raises
-    PayloadError for bytes that are no payload; no checksum is checked.
+    ``layout``: the vector's, which only the short form needs. Raises PayloadError for other bytes.
     """
     indices = values = 0
     for payload in payloads:

@@ -119,10 +119,7 @@ def shape_hash(layout: Layout) -> int:
 
 @lru_cache(maxsize=64)
 def name_table(layout: Layout) -> bytes:
-    """Encode the tensors' dtypes and names, after the length of this table.
-
-    Raises ValueError for equal names, for a name that is too long, and for an unknown dtype.
-    """
+    """Encode the tensors' dtypes and names, after the length; raises ValueError if it cannot."""
     if len(set(layout.names)) < len(layout):
         raise ValueError("two tensors have the same name")
     pairs = zip(layout.names, layout.dtypes, strict=True)
@@ -152,10 +149,7 @@ def read_name(reader: Reader) -> str:
 def read_layout(
     reader: Reader, has_names: bool, max_size: int, max_tensors: int = MAX_TENSORS
 ) -> Layout:
-    """Read the tables of shapes and names; raises PayloadError if they are malformed or too large.
-
-    The layout may have at most ``max_size`` entries and ``max_tensors`` tensors.
-    """
+    """Read the tables of shapes and names; raises PayloadError if malformed or too large."""
     tensors = reader.varint()
     if tensors > max_tensors:
         raise PayloadError(f"payload declares {tensors} tensors; at most {max_tensors} are allowed")

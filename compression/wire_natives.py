@@ -42,7 +42,7 @@ class NativeTensor(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """The description of a native tensor (sent in its own dtype) in a payload's table."""
+    """The description of a native tensor in a payload's table."""
 
     position: int
     name: str
@@ -56,10 +56,7 @@ class Declared(NamedTuple):
 
 
 def native_table(own: Sequence[NativeTensor]) -> bytes:
-    """Encode the table of native tensors; raises ValueError beyond the format's limits.
-
-    Native tensors are sent in their own dtype.
-    """
+    """Encode the table of native tensors; raises ValueError beyond the format's limits."""
     return _table([Declared(p, n, array.dtype.name, array.shape) for p, n, array in own])
 
 
@@ -73,10 +70,7 @@ def _table(declared: Sequence[Declared]) -> bytes:
 
 @lru_cache(maxsize=64)
 def expected_natives(model: Layout, own: tuple[int, ...]) -> tuple[bytes, tuple[Declared, ...]]:
-    """Return the table of the model's tensors at the positions ``own``, and its entries.
-
-    The table is encoded, as a payload must hold it.
-    """
+    """Return the encoded table of the model's tensors at the positions ``own``, and its entries."""
     tensors = list(zip(model.names, model.dtypes, map(tuple, model.shapes), strict=True))
     declared = tuple(Declared(position, *tensors[position]) for position in own)
     return _table(declared), declared
@@ -87,8 +81,7 @@ def expect_natives(
 ) -> tuple[Declared, ...]:
     """Read the table of native tensors, which must be the tensors at the positions ``own``.
 
-    Native tensors are sent in their own dtype. ``flagged``: whether the payload has a table. Raises
-    PayloadError for any other table.
+    ``flagged``: whether the payload has a table. Raises PayloadError for any other table.
     """
     if not own and not flagged:
         return ()
@@ -104,7 +97,7 @@ def expect_natives(
 def read_natives(
     reader: Reader, max_size: int, max_tensors: int = MAX_TENSORS
 ) -> tuple[Declared, ...]:
-    """Read the table of native tensors, which are sent in their own dtype.
+    """Read the table of native tensors.
 
     Raises PayloadError for a malformed table, for more than ``max_tensors`` tensors, and for
     tensors of more than 8 * ``max_size`` bytes together.
@@ -132,15 +125,12 @@ def _declared(reader: Reader, position: int, max_size: int) -> Declared:
 
 
 def natives_spec(declared: Sequence[Declared]) -> Spec:
-    """Return the `Spec` of the stream of bytes of the tensors that are sent in their own dtype."""
+    """Return the `Spec` of the stream of native tensors' bytes."""
     return Spec(Kind.BYTES, _U1, sum(each.nbytes for each in declared))
 
 
 def natives_bytes(own: Sequence[NativeTensor]) -> Array:
-    """Return the bytes of tensors that are sent in their own dtype.
-
-    Raises PayloadError for NaN, but not for infinity.
-    """
+    """Return the bytes of native tensors; raises PayloadError for NaN, but not for infinity."""
     parts = []
     for _, name, array in own:
         if array.dtype.kind == "f" and _has_nan(array):
@@ -151,10 +141,7 @@ def natives_bytes(own: Sequence[NativeTensor]) -> Array:
 
 
 def decoded_natives(declared: Sequence[Declared], stream: Array) -> tuple[NativeTensor, ...]:
-    """Return the tensors in a stream with the bytes of tensors in their own dtype.
-
-    Raises PayloadError for NaN, and for bools that are neither 0 nor 1.
-    """
+    """Return the native tensors in a stream; raises PayloadError for NaN and for a bool above 1."""
     found, start = [], 0
     for position, name, dtype, shape in declared:
         kind = np.dtype(dtype).newbyteorder("<")
@@ -171,8 +158,5 @@ def decoded_natives(declared: Sequence[Declared], stream: Array) -> tuple[Native
 
 
 def _has_nan(array: NDArray[Any]) -> bool:
-    """Return whether an array of floats holds NaN; its minimum is then NaN.
-
-    The minimum needs no new array.
-    """
+    """Return whether an array of floats holds NaN; its minimum, which takes no memory, is then."""
     return bool(array.size and np.isnan(array.min()))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,14 @@ from edgewire.task.transforms import ImageTransform
 
 def data_of(config: Config, folder: str | None = None) -> Data:
     """Return the data set of the configuration, or a device's own data: its `folder` or file."""
-    data, objective = _own_data(config, folder), objective_of(config)
+    d, objective = config.dataset, objective_of(config)
+    shared = folder is None  # a device's data may change between two runs of one process
+    data = _shared(json.dumps(asdict(d), sort_keys=True)) if shared else _read(d, folder)
     if objective.finite_targets:
-        expect_finite_targets(config.dataset.name, data)
-    if isinstance(objective, Classification) and not data.classes and folder is None:
+        expect_finite_targets(d.name, data)
+    if isinstance(objective, Classification) and not data.classes and shared:
         data = replace(data, classes=numbered(data))
-    return by_themselves(data) if config.dataset.per_image else data
+    return by_themselves(data) if d.per_image else data
 
 
 def numbered(data: Data) -> int:
@@ -74,7 +75,11 @@ def server_data_of(config: Config) -> Data:
             from edgewire.task.datasets.table import without_rows  # pyarrow is for tables alone
 
             return without_rows(d.own["columns"])
-        data = without_photos(d.classes or (), d.size) if photos else _without_data(d.classes)
+        if photos:
+            data = without_photos(d.classes or (), d.size)
+        else:  # nobody here knows the shape of a sample
+            empty = Split(torch.empty(0))
+            data = Data(empty, empty, classes=len(set(d.classes or ())))
         return by_themselves(data) if d.per_image else data
     except TaskError as error:
         if not photos or d.classes:
@@ -89,12 +94,6 @@ def _is_given(root: str | None) -> bool:
     return root not in (None, NodeGrants.of({}).data)
 
 
-def _without_data(classes: Sequence[str] | None) -> Data:
-    """Return a data set without samples, of which nobody here knows the shape."""
-    empty = Split(torch.empty(0))
-    return Data(empty, empty, classes=len(set(classes or ())))
-
-
 def by_themselves(data: Data) -> Data:
     """Return data whose images are each normalised by their own mean and deviation."""
     if not isinstance(data.transform, ImageTransform):
@@ -102,17 +101,24 @@ def by_themselves(data: Data) -> Data:
     return replace(data, transform=ImageTransform())
 
 
-def _own_data(config: Config, folder: str | None) -> Data:
-    d = config.dataset
+@functools.lru_cache(maxsize=2)
+def _shared(options: str) -> Data:
+    """Return the data set of a `DatasetConfig`, given as JSON."""
+    d = DatasetConfig(**json.loads(options))
+    data = _read(d, None)
+    if not d.validate:
+        return data
+    train, test = holdout(data.train, d.validate, by_class=data.classes > 0)
+    return replace(data, train=train, test=test)
+
+
+def _read(d: DatasetConfig, folder: str | None) -> Data:
+    """Return a data set, or a device's own data from its `folder`, as the source gives them."""
     if d.own:
-        given = _arguments(d, folder)
-        words = (json.dumps(each, sort_keys=True) for each in (d.own, given))
-        if folder is not None:  # a device's data may change between two runs of one process
-            return _of_target.__wrapped__(*words, d.name, 0.0)
-        return _of_target(*words, d.name, d.validate)
+        return _of_target(d, _arguments(d, folder))
     if folder is None:
         classes = tuple(d.classes) if d.classes else None
-        return _data(d.name, d.root, d.download, d.size, classes, d.validate)
+        return load_data(d.name, root=d.root, download=d.download, size=d.size, classes=classes)
     if d.name != "imagefolder":
         raise ConfigError(_without_root(d.name))
     # Without the list, two nodes with different class folders would number the classes differently.
@@ -173,15 +179,11 @@ def _arguments(d: DatasetConfig, folder: str | None) -> dict[str, Any]:
     return given
 
 
-@functools.lru_cache(maxsize=2)
-def _of_target(own: str, given: str, name: str, validate: float) -> Data:
-    """Return the data of a source's function.
-
-    `own`: its name and own arguments as JSON; `given`: its other arguments.
-    """
-    target = check_target("dataset", json.loads(own))
+def _of_target(d: DatasetConfig, given: dict[str, Any]) -> Data:
+    """Return the data of a source's function; `given`: the arguments beside its own ones."""
+    target = check_target("dataset", d.own)
     try:
-        data = target.made(**json.loads(given))
+        data: Data = target.made(**given)
     except MissingOption as error:
         raise ConfigError(str(error)) from error
     except (TaskError, ConfigError):
@@ -192,29 +194,8 @@ def _of_target(own: str, given: str, name: str, validate: float) -> Data:
         raise kind(f"dataset: {described(error)}") from error
     except Exception as error:  # no `ConfigError`, which a node tells the server: it may name files
         raise TaskError(f"dataset: {described(error)}") from error
-    expect_usable(name, data)
-    return _validated(data, validate)
-
-
-def _validated(data: Data, validate: float) -> Data:
-    """Return data with a share of the training set in place of the test set; 0: unchanged data."""
-    if not validate:
-        return data
-    train, test = holdout(data.train, validate, by_class=data.classes > 0)
-    return replace(data, train=train, test=test)
-
-
-@functools.lru_cache(maxsize=2)
-def _data(
-    name: str,
-    root: str | None,
-    download: bool,
-    size: int | None,
-    classes: tuple[str, ...] | None,
-    validate: float,
-) -> Data:
-    data = load_data(name, root=root, download=download, size=size, classes=classes)
-    return _validated(data, validate)
+    expect_usable(d.name, data)
+    return data
 
 
 def device_of(config: Config) -> torch.device:

@@ -81,8 +81,7 @@ def check_values(config: Config) -> None:
         _check_fields(config, "")
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    for codec in (codec_of, gradients_of, downlink_of):
-        codec(config)
+    codec_of(config), codec_of(config, "gradients"), downlink_of(config)
     if config.network.loss and config.timeout >= FOREVER:
         raise ConfigError(
             f"network.loss={config.network.loss:g} needs a timeout=, the virtual seconds after "
@@ -122,17 +121,44 @@ def _check_fields(node: Any, prefix: str) -> None:
             raise ValueError(f"{key} must be a list of names: {key}=[NAME,NAME]")
 
 
-def codec_of(config: Config) -> Codec:
-    """Return the nodes' codec. Raises `ConfigError` for unknown methods or options."""
-    return _codec("compression", asdict(config.compression))
+def codec_of(config: Config, group: str = "compression") -> Codec:
+    """Return the nodes' codec, or that for gradients of a cut model's activations (`gradients`).
 
-
-def gradients_of(config: Config) -> Codec:
-    """Return the codec for the gradients of activations, if a model is divided among nodes.
-
-    Raises `ConfigError` like `codec_of`.
+    Raises `ConfigError` for unknown methods or options.
     """
-    return _codec("gradients", asdict(config.gradients))
+    return _codec(group, asdict(getattr(config, group)))
+
+
+@dataclass(frozen=True)
+class Codecs:
+    """The codecs of both directions between server and nodes, and the seed of a run.
+
+    `uplink`: the nodes' codec. `downlink`: the codec of the server's updates; None: the server
+    sends whole models. `seed`: the seed of the codecs' random numbers, and of the choice of nodes.
+    `from_seed`: True if the nodes make the model before training from the run's seed.
+    `compact_records`: True if the records beside the payloads are sent in compact form.
+    """
+
+    uplink: Codec | None = None
+    downlink: Codec | None = None
+    seed: int = 0
+    from_seed: bool = False
+    compact_records: bool = False
+
+    @property
+    def contextual(self) -> bool:
+        """Whether the index sets of either direction are coded by context."""
+        codecs = (self.uplink, self.downlink)
+        return any(codec is not None and codec.coder.contextual for codec in codecs)
+
+
+NO_CODECS = Codecs()
+
+
+def codecs_of(config: Config) -> Codecs:
+    """Return a run's codecs. Raises `ConfigError` like `codec_of` and `downlink_of`."""
+    seeded, compact = config.downlink.from_seed, config.compact_records
+    return Codecs(codec_of(config), downlink_of(config), config.seed, seeded, compact)
 
 
 def downlink_of(config: Config) -> Codec | None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from edgewire.conf.check import check_targets, check_values, expect_declared, expect_keys
@@ -32,8 +32,6 @@ from edgewire.conf.trust import (
     submitted_overrides,
 )
 from edgewire.task.model_file import sha256_of
-
-METHODS = "packages= may register a method that has it"  # a hint for an unknown key
 
 
 def to_config(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
@@ -95,7 +93,8 @@ def _own(key: str, node: Any, kind: type[Any]) -> Any:
     target = others.pop("_target_", None) if key in OWN else None
     given = {name: node[name] for name in names if name in node}
     needed = [name for name in names if name in declared()[key]]
-    more = f"{key}._target_= may have more keys" if key in OWN else METHODS
+    more = f"{key}._target_= may have more keys"
+    more = more if key in OWN else "packages= may register a method that has it"
     expect_keys(f"{key}.", [*given, *({} if target else others)], names, needed, more)
     if target is not None and not isinstance(target, str):
         raise ConfigError(f"{key}._target_ must be the dotted name of a function or class")
@@ -138,9 +137,7 @@ def _counting(composed: DictConfig) -> DictConfig:
     Call this before values that refer to `rounds`, such as `schedule.T_max`, are resolved.
     """
     pushes = OmegaConf.select(composed, "strategy.pushes")
-    if (
-        not isinstance(pushes, int) or pushes < 1
-    ):  # absent, or an error that `edgewire.conf.check` names
+    if not isinstance(pushes, int) or pushes < 1:  # absent, or the strategy refuses it
         return composed
     return cast(DictConfig, OmegaConf.merge(composed, {"rounds": pushes}))
 
@@ -227,4 +224,18 @@ def compose_config(
     """
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(folder), version_base="1.3"):
-        return compose(name, overrides=overrides, return_hydra_config=hydra)
+        found = compose(name, overrides=overrides, return_hydra_config=True)
+    name_algorithm(found, found.hydra.runtime.choices)
+    if not hydra:
+        with open_dict(found):
+            del found["hydra"]
+    return found
+
+
+def name_algorithm(composed: DictConfig, choices: Mapping[str, str]) -> None:
+    """Set `algorithm` to the chosen preset; a saved configuration has no choice and keeps its name.
+
+    `choices`: Hydra's, by group.
+    """
+    if (name := choices.get("algorithm")) and "algorithm" in composed:
+        composed.algorithm = name

@@ -72,6 +72,11 @@ class Network:
             raise ValueError(f"the shares of network.classes must add up to 1, not {sum(shares):g}")
 
 
+def transfer_seconds(size: float, mbps: float | None) -> float:
+    """Return the seconds in which a link carries bytes; 0 without a limit (None)."""
+    return size * 8 / (mbps * 1e6) if mbps else 0.0
+
+
 def network_named(name: str) -> Network:
     """Return the network of conf/network/NAME.yaml. Raises `ValueError` if it is missing."""
     names = sorted(path.stem for path in FOLDER.glob("*.yaml"))

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import field, fields
+from dataclasses import fields
 from operator import ge, le, lt
 from typing import Any
 
+from edgewire.compression.validation import bounded as bounded
+
 LARGEST = (1 << 63) - 1  # the largest integer that libraries accept
 SIDES = (("at_least", "of at least", le), ("above", "above", lt), ("at_most", "of at most", ge))
-
-
-def bounded(default: Any, **bounds: Any) -> Any:
-    """Declare a field with a default and bounds, which `expect_within_bounds` checks.
-
-    `at_least`, `at_most`: the smallest and the largest allowed value. `below`, `above`: values must
-    stay below, or exceed it. `one_of`: the allowed values. `or_a`: a class whose objects are
-    allowed beside them.
-    """
-    return field(default=default, metadata=bounds)
 
 
 def expect_within_bounds(prefix: str, node: Any) -> None:
     """Raise `ValueError` for a value of a dataclass object that is outside of its field's bounds.
 
     `prefix`: goes before a field's name in the error. None is allowed where the field's type
-    has it.
+    has it. Beside the bounds of `bounded` there is `or_a`: a class whose objects are allowed, too.
     """
     for entry in fields(node):
         key, value, bounds = prefix + entry.name, getattr(node, entry.name), entry.metadata

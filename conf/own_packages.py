@@ -80,12 +80,8 @@ def _expect_name(name: str) -> None:
             f"packages=[{abbreviate(name)}]: give the name with which Python imports a package or "
             "a file NAME.py: letters, digits and _, without a path"
         )
-    if name in sys.stdlib_module_names and name not in OURS:
-        raise ConfigError(f"packages=[{name}] is Python's: give a package of your own")
-    if name in SUBPACKAGES:
-        raise ConfigError(
-            f"packages=[{name}]: a folder of EdgeWire has this name on nodes; rename your package"
-        )
+    if name not in OURS and name in {*sys.stdlib_module_names, *SUBPACKAGES}:
+        raise ConfigError(f"packages=[{name}]: Python or EdgeWire has this name: rename yours")
 
 
 def with_fingerprints(words: Iterable[str]) -> list[str]:

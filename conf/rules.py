@@ -34,34 +34,16 @@ Rows = dict[str, Any]  # by the error's text, a condition that is true if the ch
 class Choice:
     """What a run has chosen.
 
-    `strategy`: the object that the configuration names. `uplink`, `downlink`, `gradients`: the
-    codecs; `downlink` is None if the server sends whole models. `local`, `objective`: as the
-    configuration names them.
+    `strategy`, `local`, `objective`: the objects that the configuration names. `codecs`: the
+    `Codecs` of a run. `gradients`: the codec of a cut model's gradients.
     """
 
     config: Config
     strategy: Any
-    uplink: Codec
-    downlink: Codec | None
+    codecs: Any
     gradients: Codec
     local: LocalAlgorithm
     objective: Objective
-
-    @property
-    def contextual(self) -> bool:
-        """Whether the index sets of either direction are coded by context."""
-        codecs = (self.uplink, self.downlink)
-        return any(codec is not None and codec.coder.contextual for codec in codecs)
-
-    @property
-    def exact_down(self) -> bool:
-        """Whether nodes get the server's model without an error."""
-        return self.downlink is None or self.downlink.exact
-
-    @property
-    def repeats_steps(self) -> bool:
-        """Whether nodes repeat the server's steps, and do not get differences of models."""
-        return getattr(self.strategy, "follow", "") == "steps"
 
 
 def check(choice: Choice) -> None:
@@ -182,13 +164,14 @@ def _updates(c: Choice, s: Any) -> Rows:
 
 
 def _averaging(c: Choice, s: Any) -> Rows:
-    among, mask, follow, down = s.participation, s.mask_received, s.follow, c.downlink
+    among, mask, follow, down = s.participation, s.mask_received, s.follow, c.codecs.downlink
+    exact = down is None or down.exact  # nodes get the server's model without an error
     return {
         "strategy: mask_received goes with compression=cesgd or esgd, downlink=average": mask
-        and (down is None or not c.uplink.sparsifier.repeats),
+        and (down is None or not c.codecs.uplink.sparsifier.repeats),
         "strategy: mask_received goes with follow=steps": mask and follow != "steps",
         "strategy: mask_received does not go with compression.exact=": mask
-        and c.uplink.exact_names,
+        and c.codecs.uplink.exact_names,
         **_trained(c.config.nodes, among),
         **_updates(c, s),
         **_deadline(c, s, s.planning),
@@ -196,11 +179,11 @@ def _averaging(c: Choice, s: Any) -> Rows:
         **_sums(c, s),
         **_momenta(c, s),
         "coder=context is for nodes whose model is the server's: with "
-        f"strategy.mask_received=true, {ENTROPY}": mask and c.contextual,
+        f"strategy.mask_received=true, {ENTROPY}": mask and c.codecs.contextual,
         f"strategy.follow={follow} needs a lossy downlink, because a lossless one sends whole "
-        "models: choose one such as downlink=topk": follow != "steps" and c.exact_down,
+        "models: choose one such as downlink=topk": follow != "steps" and exact,
         "coder=context is for changes of the model: with strategy.follow=weights, "
-        f"{ENTROPY}": follow == "weights" and c.contextual,
+        f"{ENTROPY}": follow == "weights" and c.codecs.contextual,
         "strategy.follow=weights sends the model in every round, also before training: "
         "give downlink.from_seed=false": follow == "weights" and c.config.downlink.from_seed,
     }
@@ -213,13 +196,13 @@ def _deadline(c: Choice, s: Any, plans: Any) -> Rows:
             "strategy.least_factor=, most_factor= and most_bits= bound the plans for a deadline: "
             "give strategy.deadline= too": plans != type(plans)()
         }
-    timeout, scalable = c.config.timeout, c.uplink.sparsifier.scalable
+    timeout, scalable = c.config.timeout, c.codecs.uplink.sparsifier.scalable
     return {
         f"strategy.deadline={plans.deadline:g} is later than the end of a round: give timeout= a "
         f"larger value than {timeout:g}": plans.deadline > timeout,
         "strategy.most_bits= is for a quantizer that can take more bits: give "
         "compression.quantizer=lloyd or eden, with fewer bits than the most": plans.most_bits
-        and not c.uplink.quantizer.finer_by(1),
+        and not c.codecs.uplink.quantizer.finer_by(1),
         "strategy.deadline= plans local steps and densities: give strategy.update=delta "
         "or compression=topk": s.update == "gradient" and not (scalable or plans.most_bits),
         "strategy.most_factor= is for a density: give compression=topk": plans.most_factor > 1
@@ -245,7 +228,7 @@ def _sums(c: Choice, s: Any) -> Rows:
     the same weight in every round, and the nodes get the whole mean in the end.
     """
     among, how, follow = s.participation, s.aggregation, s.follow
-    forgets = c.downlink is not None and not c.downlink.sends_all
+    forgets = c.codecs.downlink is not None and not c.codecs.downlink.sends_all
     wrong = {
         "strategy.fraction_train=1": among.fraction_train != 1,
         "strategy.quorum=1": among.quorum != 1,
@@ -264,7 +247,7 @@ def _momenta(c: Choice, s: Any) -> Rows:
     """Return the rows of an optimiser to which nodes send momenta."""
     wrong = {
         "strategy.update=gradient": s.update != "gradient",
-        "a downlink= other than full": c.downlink is None,
+        "a downlink= other than full": c.codecs.downlink is None,
         "strategy.follow=steps": s.follow != "steps",
         "strategy.mask_received=false": s.mask_received,
     }
@@ -274,13 +257,12 @@ def _momenta(c: Choice, s: Any) -> Rows:
 
 
 def _asynchronous(c: Choice, s: Any) -> Rows:
-    delta, mixing = s.update == "delta", s.mixing
     return {
         f"strategy: buffer={s.buffer} is never full with pushes={s.pushes}": s.buffer > s.pushes,
         "strategy: sender_exponent is from 0 to 1, and a value above 0 goes with a buffer above 1, "
         f"not {s.sender_exponent:g} with buffer={s.buffer}": s.sender_exponent and s.buffer == 1,
-        "strategy: mix goes with update=delta, buffer=1 and a server_lr of at most 1": mixing.mix
-        and (not delta or s.buffer > 1 or s.server_lr > 1),
+        "strategy: mix goes with update=delta, buffer=1 and a server_lr of at most 1": s.mix
+        and (s.update != "delta" or s.buffer > 1 or s.server_lr > 1),
         **_updates(c, s),
     }
 
@@ -311,7 +293,7 @@ def _pipeline(c: Choice, s: Any) -> Rows:
         and flow.schedule == "async",
         "strategy: micro_batches goes with schedule=pipeline": several
         and flow.schedule == "sequential",
-        "strategy: activations go down as they came up: downlink=full": c.downlink is not None,
+        "strategy: activations go down as they came up: downlink=full": c.codecs.downlink,
         **_recorded(c, s),
         "a cut model's nodes step with each mini-batch: drop local_steps= and local_epochs=": (
             config.local_steps is not None or config.local_epochs != 1
@@ -332,7 +314,7 @@ def _checked(c: Choice, s: Any) -> Rows:
 # The rows of strategies that compress messages themselves, by an attribute that such a kind has.
 OWN: dict[str, Callable[[Choice, Any], Rows]] = {
     "aggregation": _averaging,
-    "mixing": _asynchronous,
+    "pushes": _asynchronous,
     "cutting": _pipeline,
     "__class__": _checked,
 }
@@ -349,9 +331,10 @@ def _check_receivers(c: Choice) -> None:
     gradients = getattr(c.strategy, "update", "") == "gradient" and not (momentum or sums)
     updates = "gradients" if gradients else "models"
     known = getattr(c.strategy, "knows_context", False)
+    steps = getattr(c.strategy, "follow", "") == "steps"
     for group, codec, receiver in (
-        ("compression", c.uplink, "sums" if sums else updates),
-        ("downlink", c.downlink, updates if c.repeats_steps else "differences"),
+        ("compression", c.codecs.uplink, "sums" if sums else updates),
+        ("downlink", c.codecs.downlink, updates if steps else "differences"),
         ("gradients", c.gradients, "gradients"),
     ):
         try:
@@ -364,12 +347,13 @@ def _check_receivers(c: Choice) -> None:
 def _messages(c: Choice) -> Rows:
     """Return the rows of every run, after those of its strategy."""
     cut = not getattr(c.strategy, "sends_models", True)
+    steps = getattr(c.strategy, "follow", "") == "steps"  # nodes repeat the server's steps
     return {
         "compact_records=true is for messages with models: give compact_records=false with a "
         "model that is cut over nodes": cut and c.config.compact_records,
         "coder=context is for a downlink that sends changes, because they make the context: "
-        f"choose one such as downlink=topk, or {ENTROPY}": c.contextual
-        and (c.downlink is None or (c.downlink.exact and not c.repeats_steps)),
+        f"choose one such as downlink=topk, or {ENTROPY}": c.codecs.contextual
+        and (c.codecs.downlink is None or (c.codecs.downlink.exact and not steps)),
         "gradients= is for activations' gradients, of a model that is cut over nodes: "
         "it goes with strategy=synthetic_gradients or split_backprop": not cut
         and not c.gradients.exact,

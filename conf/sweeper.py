@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -34,35 +35,35 @@ class Cases(BasicSweeper):
         cases: Sequence[str] = (),
     ) -> None:
         super().__init__(max_batch_size, params)
-        self.given = cases
-        self.cases: list[list[Override]] = [[]]  # `given`, parsed
-
-    def sweep(self, arguments: list[str]) -> Any:
-        """Run all jobs. Raises `ConfigError` for cases that cannot be parsed."""
-        assert self.hydra_context is not None  # Hydra calls setup() first
-        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        split = [split_case(case) for case in _as_list(self.given)]
-        self.cases = [parser.parse_overrides(case) for case in split] or [[]]
-        return super().sweep(arguments)
+        self.cases = cases
 
     def split_arguments(  # type: ignore[override]  # a static method there: it knows no cases
         self, overrides: list[Override], max_batch_size: int | None
     ) -> list[list[list[str]]]:
-        """Return batches of jobs; each job is a list of overrides.
+        """Return batches of jobs; each job is a list of overrides. Raises like `jobs_of`.
 
         `overrides`: the overrides from `self.params`, and after them those of the command line.
         """
-        params, line = overrides[: len(self.params)], overrides[len(self.params) :]
-        jobs = jobs_of(self.cases, params, line)
+        loader = None if self.hydra_context is None else self.hydra_context.config_loader
+        sweeper = {"params": self.params, "cases": self.cases}
+        jobs = jobs_of(sweeper, overrides[len(self.params) :], loader)
         return list(self.split_overrides_to_chunks(jobs, max_batch_size))
 
 
 def jobs_of(
-    cases: Iterable[list[Override]], params: list[Override], line: list[Override]
+    sweeper: Mapping[str, Any], line: list[Override], loader: ConfigLoader | None = None
 ) -> list[list[str]]:
-    """Return the jobs of cases, params and a command line; each job is a list of overrides."""
+    """Return the jobs of a sweeper's cases, its params and a command line, as overrides.
+
+    Raises `ConfigError`, or an error of Hydra's, for cases or params that cannot be parsed.
+    """
+    parse = OverridesParser.create(config_loader=loader).parse_overrides
+    params = parse([f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()])
+    cases = sweeper.get("cases") or ()
+    if isinstance(cases, str) or not isinstance(cases, Sequence):
+        raise ConfigError(f"hydra.sweeper.cases must be a list of strings, not {cases!r}")
     jobs: list[list[str]] = []
-    for case in cases:
+    for case in [parse(split_case(case)) for case in cases] or [[]]:
         fixed = {word.key_or_group for word in case}
         free = [word for word in params if word.key_or_group not in fixed]
         # If several overrides set the same key, BasicSweeper keeps the last one.
@@ -70,28 +71,14 @@ def jobs_of(
     return [list(job) for job in dict.fromkeys(map(tuple, jobs))]
 
 
-def planned(sweeper: Mapping[str, Any], words: Sequence[str]) -> list[list[str]]:
-    """Return the jobs of a command line's words. `sweeper`: the settings of its sweeper."""
-    parse = OverridesParser.create().parse_overrides
-    params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-    cases = [parse(split_case(case)) for case in sweeper.get("cases") or ()]
-    return jobs_of(cases or [[]], parse(params), parse([*words]))
-
-
 def split_case(case: object) -> list[str]:
     """Return a case's overrides, split as in a shell. Raises `ConfigError` if it cannot be."""
-    if not isinstance(case, str):
-        raise ConfigError(f"hydra.sweeper.cases: {case!r} is not a string of overrides")
     try:
-        return shlex.split(case)
+        if isinstance(case, str):
+            return shlex.split(case)
     except ValueError as error:
         raise ConfigError(f"hydra.sweeper.cases: {case!r}: {error}") from error
-
-
-def _as_list(cases: object) -> list[object]:
-    if isinstance(cases, str) or not isinstance(cases, Sequence):
-        raise ConfigError(f"hydra.sweeper.cases must be a list of strings, not {cases!r}")
-    return list(cases)
+    raise ConfigError(f"hydra.sweeper.cases: {case!r} is not a string of overrides")
 
 
 class Register(Callback):

@@ -11,7 +11,6 @@ to. It cannot configure Hydra itself.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import re
@@ -66,18 +65,11 @@ def mark_as_local(values: Mapping[str, Any]) -> None:
     mark = _mark(values)
     before = [each for each in os.environ.get(LOCAL_CONFIGS, "").split() if each != mark]
     os.environ[LOCAL_CONFIGS] = " ".join([*before, mark][-REMEMBERED:])
-    _is_marked.cache_clear()
 
 
 def is_local(values: Mapping[str, Any]) -> bool:
     """Return whether a `run_config` equals, byte for byte, one that this machine has composed."""
-    return _is_marked(str(values.get("config", "")), str(values.get("output", "")))
-
-
-@functools.lru_cache(maxsize=4)
-def _is_marked(config: str, output: str) -> bool:
-    """Return whether a configuration is marked; cached, because apps ask for every message."""
-    return _mark({"config": config, "output": output}) in os.environ.get(LOCAL_CONFIGS, "").split()
+    return _mark(values) in os.environ.get(LOCAL_CONFIGS, "").split()
 
 
 def _mark(values: Mapping[str, Any]) -> str:

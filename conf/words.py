@@ -21,10 +21,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from edgewire.conf.classes import GROUPS, HERE
+from edgewire.conf.classes import GROUPS, HERE, nested
 from edgewire.conf.load import compose_config
-
-REPEATED = ("downlink", "gradients")
 
 
 def explained(error: BaseException, words: Sequence[str]) -> str:
@@ -75,17 +73,16 @@ def _faults(words: Sequence[str]) -> Iterator[str]:
         there = outer.hydra.runtime.choices
         wrong = [group for group in groups.values() if "/" in group and group not in there]
         yield from map(unknown_key, wrong)
-        config = _configuration(*choices)
         for each in values:
-            yield from _wrong_value(each, config)
+            yield from _wrong_value(each, choices)
     # Hydra composes a sweep first without the choices that differ between its jobs.
-    common = _configuration(*(each[0] for each in chosen if len(each) == 1))
+    common = _keys(*(each[0] for each in chosen if len(each) == 1))
     for each in values:
-        if several and not each.is_add() and _node(common, each.key_or_group) is None:
+        if several and not each.is_add() and each.key_or_group not in common:
             yield f"not all choices of the sweep have {each.key_or_group}: give ++{each.input_line}"
     for word in (word for word in words if word.startswith("~")):
-        known = _node(common, key := word.lstrip("~").partition("=")[0]) is not None
-        yield f"{word}: every run has that key" if known else unknown_key(key)
+        key = word.lstrip("~").partition("=")[0]
+        yield f"{word}: every run has that key" if key in common else unknown_key(key)
 
 
 def _variants(word: Override) -> list[Override]:
@@ -102,15 +99,23 @@ def _configuration(*choices: str) -> DictConfig:
     return compose_config(list(choices), hydra=True)
 
 
-def _wrong_value(word: Override, config: DictConfig) -> Iterator[str]:
+@cache
+def _keys(*choices: str) -> frozenset[str]:
+    """Return the dotted keys of `_configuration`, at any depth."""
+    plain = OmegaConf.to_container(_configuration(*choices))
+    return frozenset(key.removeprefix(".") for key, _ in nested("", plain))
+
+
+def _wrong_value(word: Override, choices: Sequence[str]) -> Iterator[str]:
     """Yield what is wrong with a key, or what OmegaConf says of its value."""
-    key, node = word.key_or_group, _node(config, word.key_or_group)
-    if node is None and not word.is_add():
+    key, known = word.key_or_group, word.key_or_group in _keys(*choices)
+    if not known and not word.is_add():
         yield unknown_key(key)
-    elif node is not None and word.is_add() and not key.startswith("hydra."):
+    elif known and word.is_add() and not key.startswith("hydra."):
         yield f"{key} is there already: give {str(word.input_line).removeprefix('+')}"
+    config = _configuration(*choices).copy()
     try:
-        OmegaConf.update(config.copy(), key, word.value(), force_add=word.is_add())
+        OmegaConf.update(config, key, word.value(), force_add=word.is_add())
     except OmegaConfBaseException as error:
         yield f"{word.input_line}: {str(error).splitlines()[0]}"
 
@@ -122,14 +127,15 @@ def unknown_key(key: str) -> str:
     """
     dotted = key.replace("/", ".")
     group, name = dotted.partition(".")[0], dotted.rpartition(".")[2]
-    keys = (".".join(path) for path in _keys(_configuration()))
-    known, owners = [k for k in keys if k.partition(".")[0] != "hydra"], _owners(group)
+    known = [key for key in _keys() if key and key.partition(".")[0] != "hydra"]
+    owners = _owners(group)
     belongs = {k: f"belongs to {' or '.join(found[:3])}" for k, found in owners.items()}
     if key in known or dotted in owners:
         choices = belongs.get(dotted, "belongs to another of its group")
         return f"{key} does not go with the other choices made: it {choices}"
     # `downlink` and `gradients` have the same keys as `compression`.
-    same = [k for k in known if k.endswith(f".{name}") and k.partition(".")[0] not in REPEATED]
+    own = [key for key in known if key.partition(".")[0] not in ("downlink", "gradients")]
+    same = [key for key in own if key.endswith(f".{name}")]
     near = [name] if name in known else sorted(same)[:3]
     groups = [path.name for path in HERE.iterdir() if path.is_dir() and path.name != "hydra"]
     if name == "_target_" and dotted.rpartition(".")[0] in owners:
@@ -144,33 +150,15 @@ def unknown_key(key: str) -> str:
     return f"there is no key {key}; {hint}"
 
 
-def _node(config: DictConfig, key: str) -> Any:
-    """Return the node of a key, without resolving references; None if there is none."""
-    node: Any = config
-    for part in key.split("."):
-        if not isinstance(node, DictConfig) or part not in node:
-            return None
-        node = node._get_node(part)
-    return node
-
-
 def _owners(group: str) -> dict[str, list[str]]:
     """Return the keys and inner groups of a group's choices, each with the choices that have it."""
     found = defaultdict[str, list[str]](list)
     for file in sorted((*HERE.glob(f"{group}/*.yaml"), *HERE.glob(f"{group}/*/*.yaml"))):
         content = cast(DictConfig, OmegaConf.load(file))
-        nested = [
+        inner = [
             key for each in content.pop("defaults", []) if OmegaConf.is_dict(each) for key in each
         ]
         place = file.parent.relative_to(HERE).as_posix()
-        for key in (*content, *nested):
+        for key in (*content, *inner):
             found[f"{place}.{key}".replace("/", ".")].append(f"{place}={file.stem}")
     return dict(found)
-
-
-def _keys(node: DictConfig, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for name in node:
-        path = (*prefix, str(name))
-        yield path
-        if OmegaConf.is_dict(child := node._get_node(name)):
-            yield from _keys(cast(DictConfig, child), path)

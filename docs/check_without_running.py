@@ -126,14 +126,17 @@ def _check_run(words: list[str]) -> None:
 
 def _jobs(words: Sequence[str], sweep: bool) -> list[list[str]]:
     """Return the overrides of a run, or of the first jobs of a sweep, without Hydra's own."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
     from edgewire.conf.load import compose_config
-    from edgewire.conf.sweeper import planned
+    from edgewire.conf.sweeper import jobs_of
 
     overrides = [word for word in words if not re.match(r"[+~]*hydra[./]", word)]
     if not sweep:
         return [overrides]
     experiment = [word for word in overrides if word.startswith("experiment=")]
-    jobs = planned(compose_config(experiment, hydra=True).hydra.sweeper, overrides)
+    line = OverridesParser.create().parse_overrides(overrides)
+    jobs = jobs_of(compose_config(experiment, hydra=True).hydra.sweeper, line)
     return jobs[:: max(len(jobs) // JOBS, 1)][:JOBS]
 
 

@@ -194,7 +194,6 @@ def preset(name: str, group: str = "algorithm") -> dict[str, Any]:
                 (groups if (HERE / key).is_dir() else values)[key] = value
         elif isinstance(entry, dict):
             groups |= {key.removeprefix("override /"): value for key, value in entry.items()}
-    content.pop("algorithm", None)
     return groups | values | dict(dotted(content))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgewire.compression.base import Indices, Vector
+from edgewire.compression.flower.headers import EXAMPLES, STEPS
 from edgewire.compression.flower.native_tensors import (
     NONE,
     Arrays,
@@ -20,12 +21,11 @@ from edgewire.compression.flower.server.statistics_averaging import median
 from edgewire.compression.flower.server.statistics_screen import StatisticsSplit
 from edgewire.compression.layout import Layout
 from edgewire.compression.scatter import add_at
-from edgewire.strategy.robust_aggregation import RobustMean
+from edgewire.conf.option_group import OptionGroup, bounded
+from edgewire.strategy.robust_aggregation import ABSENT, KINDS, RobustMean
 from edgewire.strategy.update_mean import UpdateMean
 
-# If the updates have fewer than 1 / _SORTED of all entries, sorting their indices is faster than
-# marking them in a mask.
-_SORTED = 32
+WEIGHTS = (EXAMPLES, STEPS)  # metrics that every node reports
 
 
 @dataclass
@@ -116,16 +116,54 @@ class SparseMean(UpdateMean):
         """Return the increasing union of all added indices; None if it holds all n entries."""
         if len(self._state.sets) == 1:
             union = self._state.sets[0]
-        elif sum(map(len, self._state.sets)) * _SORTED < len(self._sum):
-            union = np.unique(np.concatenate(self._state.sets))
         else:
             for indices in self._state.sets:
                 self._mark[indices] = True
             union = np.flatnonzero(self._mark).astype(np.uint32)
-            self._mark.fill(False)
+            self._mark[union] = False
         return None if len(union) == len(self._sum) else union
 
 
+@dataclass(frozen=True)
+class Aggregation(OptionGroup):
+    """Says how the server combines the updates of a round.
+
+    `weighted_by_key`: the metric with a node's weight in the mean; None: equal weights. `mean`:
+    "mean", "median", "trimmed", or an object of one's own. With a median or a trimmed mean, a few
+    bad nodes have little influence. An object combines the updates alone: BatchNorm's statistics
+    and native tensors become their weighted mean. `trim`, `absent`: the parameters of `RobustMean`,
+    which computes a median and a trimmed mean. `sender_exponent`: of `SparseMean`; only for
+    `mean="mean"`.
+    """
+
+    weighted_by_key: str | None = bounded(None, one_of=WEIGHTS)
+    mean: str | UpdateMean = bounded("mean", one_of=KINDS, or_a=UpdateMean)  # noqa: RUF009  # a field
+    trim: float = bounded(0.2, at_least=0, below=0.5)
+    absent: str = bounded("zero", one_of=ABSENT)
+    sender_exponent: float = bounded(0.0, at_least=0, at_most=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sender_exponent and self.mean != "mean":
+            name = self.mean if isinstance(self.mean, str) else type(self.mean).__name__
+            raise ValueError(f"sender_exponent does not go with mean={name}: drop it")
+
+    @property
+    def kind(self) -> str:
+        """How the server averages statistics and native tensors: one of `KINDS`."""
+        return self.mean if isinstance(self.mean, str) else "mean"
+
+    def mean_of(self, size: int) -> UpdateMean:
+        """Return the mean of updates of `size` entries."""
+        if isinstance(self.mean, UpdateMean):
+            self.mean.begin(size)
+            return self.mean
+        if self.mean == "mean":
+            return SparseMean(size, sender_exponent=self.sender_exponent)
+        return RobustMean(size, self.mean, trim=self.trim, absent=self.absent)
+
+
+EQUAL = Aggregation()  # the mean with equal weights
 Shares = NDArray[np.float32] | np.float32 | float
 STATISTICS = ""  # the name of BatchNorm's statistics among the reported tensors
 
@@ -373,11 +411,3 @@ class ReportedTensors(StatisticsSplit):
             state.sums = {n: each for n, each in state.sums.items() if n == STATISTICS}
             state.shares, state.weight, state.nodes = 0.0, 0.0, {}
         self._added = []
-
-
-def mean_of(factor: NDArray[np.float32] | np.float32) -> float:
-    """Return the mean of the factors with which an update is applied; 1 for no factors.
-
-    `factor`: one number, or one number for each parameter.
-    """
-    return float(np.mean(factor)) if np.size(factor) else 1.0

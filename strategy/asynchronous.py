@@ -18,13 +18,11 @@ from edgewire.compression.flower.replica import MODEL
 from edgewire.compression.flower.server.inbox import ReceivedUpdate
 from edgewire.compression.flower.server.version_tracker import ModelUpdate
 from edgewire.compression.validation import FOREVER
-from edgewire.conf.option_group import OptionGroup, bounded
-from edgewire.strategy.aggregation import MeanState, SparseMean, mean_of
+from edgewire.conf.check import NO_CODECS, Codecs
+from edgewire.strategy.aggregation import MeanState, SparseMean
 from edgewire.strategy.base import (
     FLOWER,
-    NO_CODECS,
     STEP_MESSAGE,
-    Codecs,
     ParameterServer,
     Started,
     expect_positive,
@@ -34,7 +32,6 @@ from edgewire.strategy.node_scheduler import BackoffScheduler, BackoffSchedulerS
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.server import ModelState, Server
 from edgewire.strategy.staleness import Counted, Ignored, Seen, Staleness
-from edgewire.task.optimizers import SGD
 
 log = getLogger("edgewire")
 IGNORED = Ignored()
@@ -76,19 +73,6 @@ class PushesState(ModelState):
     now: float = 0.0
 
 
-@dataclass(frozen=True)
-class Mixing(OptionGroup):
-    """FedAsync (Xie et al. 2019, Algorithm 1): the server averages its model with a node's model.
-
-    `mix`: True for x = (1 - a) x + a y, where x is the server's model, y is the node's model, and a
-    is `server_lr` times the staleness factor. `proximal_mu`: the paper's rho. Each node adds
-    rho / 2 |y - x_sent|^2 to its loss, where x_sent is the model that the node received.
-    """
-
-    mix: bool = False
-    proximal_mu: float = bounded(0.0, at_least=0)
-
-
 class Asynchronous(ParameterServer):
     """Send each node the newest model and apply its update on arrival, without waiting for others.
 
@@ -97,15 +81,18 @@ class Asynchronous(ParameterServer):
     gradient, applied at the run's learning rate, or a delta (`update="delta"`), applied at
     `server_lr`. A delta is the model before local training minus the model after it.
 
-    `mixing`: the server averages models instead of applying updates. `buffer`: the number of
-    updates whose mean the server applies in one step (K in FedBuff, Nguyen et al. 2022, Algorithm
-    1). If it is above 1, staleness counts steps and not updates. Updates that are still in the
-    buffer at the end are not used. `sender_exponent`: an entry of the buffer's mean is multiplied
-    by (buffer / updates that hold it)^`sender_exponent`, as `SparseMean` says. `most`: the server
-    pauses a node after it has sent this node more than `most` times the median number of messages.
-    So a node that replies very fast does not train the model alone. None: no pauses. With a
-    downlink codec in `codecs`, a node gets the change since the version of the model that the node
-    has confirmed. The next change also corrects the error of this encoding.
+    `mix`: True for FedAsync (Xie et al. 2019, Algorithm 1): x = (1 - a) x + a y, where x is the
+    server's model, y is the node's model, and a is `server_lr` times the staleness factor.
+    `proximal_mu`: the paper's rho. Each node adds rho / 2 |y - x_sent|^2 to its loss, where x_sent
+    is the model that the node received. `buffer`: the number of updates whose mean the server
+    applies in one step (K in FedBuff, Nguyen et al. 2022, Algorithm 1). If it is above 1, staleness
+    counts steps and not updates. Updates that are still in the buffer at the end are not used.
+    `sender_exponent`: an entry of the buffer's mean is multiplied by (buffer / updates that hold
+    it)^`sender_exponent`, as `SparseMean` says. `most`: the server pauses a node after it has sent
+    this node more than `most` times the median number of messages. So a node that replies very fast
+    does not train the model alone. None: no pauses. With a downlink codec in `codecs`, a node gets
+    the change since the version of the model that the node has confirmed. The next change also
+    corrects the error of this encoding.
 
     The run ends after `pushes` replies, used or not. The server calls `evaluate_fn` after every
     `record_every` pushes. If a node does not reply within the timeout, the server sends it a new
@@ -124,7 +111,8 @@ class Asynchronous(ParameterServer):
         staleness: Staleness = IGNORED,
         update: str = "gradient",
         server_lr: float = 1.0,
-        mixing: Mixing = Mixing(),
+        mix: bool = False,
+        proximal_mu: float = 0.0,
         buffer: int = 1,
         sender_exponent: float = 0.0,
         most: float | None = None,
@@ -141,7 +129,10 @@ class Asynchronous(ParameterServer):
             raise ValueError(
                 "staleness is chosen by strategy/staleness=none, global, polynomial, per_parameter"
             )
-        self.pushes, self.staleness, self.mixing, self.buffer = pushes, staleness, mixing, buffer
+        if not 0 <= proximal_mu < math.inf:
+            raise ValueError(f"proximal_mu must be a number of at least 0, not {proximal_mu!r}")
+        self.pushes, self.staleness, self.buffer = pushes, staleness, buffer
+        self.mix, self.proximal_mu = mix, float(proximal_mu)
         self.most, self.record_every = most, record_every
         self.sender_exponent = float(sender_exponent)
 
@@ -184,7 +175,7 @@ class Asynchronous(ParameterServer):
                 done = self.state.done
                 log.warning("no node is left after %d of %d pushes", done, self.pushes)
                 break
-            self._state_complete()
+            self.on_state_complete()
         run.result.arrays = to_arrays(pushes.model, pushes.layout, pushes.reported.natives)
 
 
@@ -208,7 +199,7 @@ class Pushes(Server):
         # The saved times are those of another process's clock.
         if state.replica and grid.virtual_seconds is None:
             self._shift(grid.now - state.now)
-        super().__init__(strategy, grid, initial_arrays, state, SGD(), [LOSS])
+        super().__init__(strategy, grid, initial_arrays, state, [LOSS])
         self._mean = SparseMean(self.reported.trained, state.mean, strategy.sender_exponent)
         self._late = Stragglers(grid, state.late)
         self._scheduler = BackoffScheduler(strategy.most, strategy.failures, state.scheduler)
@@ -276,7 +267,7 @@ class Pushes(Server):
             if sent.node in grid.get_node_ids():
                 self._send(sent.node)
             else:
-                self._scheduler.remove(sent.node)
+                state.scheduler.known.discard(sent.node)
                 state.next_look = min(state.next_look, grid.next_look)
         if grid.now >= state.next_look:
             here = grid.get_node_ids()
@@ -300,7 +291,8 @@ class Pushes(Server):
         (`FailurePolicy.failed`).
         """
         self._strategy.failures.leave_out(node, reason)
-        self._strategy.failures.failed(node, self._scheduler.known, "of every node", reason)
+        known = self._state.scheduler.known
+        self._strategy.failures.failed(node, known, "of every node", reason)
 
     def _deadline(self) -> float:
         """Return the time until which to wait for a reply."""
@@ -313,16 +305,16 @@ class Pushes(Server):
         """Send a node the newest model."""
         state, strategy = self._state, self._strategy
         count = self._scheduler.next(node)
-        deltas = self.deltas
-        self.offer(count, crowded=deltas is not None and deltas.crowded(len(self._scheduler)))
+        deltas, known = self.deltas, len(state.scheduler.known)
+        self.offer(count, crowded=deltas is not None and deltas.crowded(known))
         header = DownlinkHeader(count, workers=strategy.buffer)
-        orders = TrainConfig(self._lr, count, strategy.mixing.proximal_mu)
+        orders = TrainConfig(self._lr, count, strategy.proximal_mu)
         ((message, model_update),) = self.session.messages(
             [node], STEP_MESSAGE, orders.config(), header, self.reported.natives
         )
         (message_id,) = self._grid.push_messages([message], self._timeout)
         now, version, seen = self._grid.now, self.replica.version, self._staleness.seen()
-        model = self._received(model_update) if strategy.mixing.mix else None
+        model = self._received(model_update) if strategy.mix else None
         statistics = self.reported.of(self.model).copy()
         state.flight[message_id] = Sent(node, count, now, version, seen, model, statistics)
 
@@ -374,7 +366,8 @@ class Pushes(Server):
         self._expect_finite(indices, values, rate)
         state.stale.append(stale)
         of_rate = 1 if strategy.update == "gradient" else rate
-        natives_share = of_rate * mean_of(every) if natives else None
+        mean = float(np.mean(every)) if np.size(every) else 1.0
+        natives_share = of_rate * mean if natives else None
         self.reported.add(
             accepted.statistics, natives, share * of_rate, natives_share=natives_share
         )

@@ -11,7 +11,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from edgewire.compression.codec import Codec
 from edgewire.compression.flower import Traffic
 from edgewire.compression.flower.headers import HEADER
 from edgewire.compression.flower.message_size import measured
@@ -24,6 +23,7 @@ from edgewire.compression.flower.server.failure_policy import (
 )
 from edgewire.compression.flower.server.inbox import NOT_OPEN
 from edgewire.compression.screening import Screening
+from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.schema import Config
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.run.serialization import from_bytes, to_bytes
@@ -42,32 +42,6 @@ class ServerState:
     traffic: Traffic = field(default_factory=Traffic)
     train_metrics: dict[str, float] | None = None
     failures: FailurePolicyState = field(default_factory=FailurePolicyState)
-
-
-@dataclass(frozen=True)
-class Codecs:
-    """The codecs of a strategy that compresses messages itself, and its random seed.
-
-    `uplink`: the nodes' codec. `downlink`: the codec of the server's updates; None: the server
-    sends whole models. `seed`: the seed of the codecs' random numbers, and of the choice of nodes.
-    `from_seed`: True if the nodes make the model before training from the run's seed.
-    `compact_records`: True if the records beside the payloads are sent in compact form.
-    """
-
-    uplink: Codec | None = None
-    downlink: Codec | None = None
-    seed: int = 0
-    from_seed: bool = False
-    compact_records: bool = False
-
-    @property
-    def contextual(self) -> bool:
-        """Whether the index sets of either direction are coded by context."""
-        codecs = (self.uplink, self.downlink)
-        return any(codec is not None and codec.coder.contextual for codec in codecs)
-
-
-NO_CODECS = Codecs()
 
 
 class Started(NamedTuple):
@@ -109,7 +83,7 @@ class RunStrategy(Strategy):
         self.initial: Initial | None = None
         self.evaluate_metrics: MetricRecord | None = None
         self.evaluated: dict[str, Any] | None = None
-        self.on_state_complete: Callable[[], None] | None = None
+        self.on_state_complete: Callable[[], None] = lambda: None
         self._goes_on = False  # whether `start` resumes a loaded state
         super().__init__(*wrapped)
 
@@ -169,36 +143,23 @@ class RunStrategy(Strategy):
         its place. `timeout`: the most seconds of one round, or to wait for the reply to a message.
         The server reads `train_config["lr"]` for every message, so `evaluate_fn` may change it.
         """
-        config, evaluated = train_config or ConfigRecord({"lr": 0.1}), evaluate_config
+        train, evaluate = train_config or ConfigRecord({"lr": 0.1}), evaluate_config
         goes_on, self._goes_on = self._goes_on, False
         if not goes_on:
             self.state = self.State()
         FLOWER.info("Starting %s strategy:", type(getattr(self, "strategy", self)).__name__)
         self.summary()
         result = Result()
-        self._train(
-            Started(
-                grid,
-                initial_arrays,
-                num_rounds,
-                timeout,
-                config,
-                evaluated or ConfigRecord(),
-                evaluate_fn,
-                goes_on,
-                result,
-            )
+        configs = train, evaluate or ConfigRecord()
+        run = Started(
+            grid, initial_arrays, num_rounds, timeout, *configs, evaluate_fn, goes_on, result
         )
+        self._train(run)
         return result
 
     @abstractmethod
     def _train(self, run: Started) -> None:
         """Run the whole training; see `start`."""
-
-    def _state_complete(self) -> None:
-        """Call `on_state_complete`, because the state is complete and can be saved."""
-        if self.on_state_complete is not None:
-            self.on_state_complete()
 
     def _evaluate(self, run: Started, done: int, of: int, arrays: ArrayRecord) -> None:
         """Call `evaluate_fn`; put its metrics into the result, and log them as Flower does."""

@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgewire.conf.option_group import OptionGroup, bounded
 
@@ -223,8 +222,10 @@ def fitted(
     best, least = np.zeros(3), math.inf
     for count in (1, 2, 3):
         for chosen in combinations(range(3), count):
-            found, error = _least_squares(parts[:, chosen], seconds)
-            if found.min() >= 0 and error < least - 1e-9 * total:
+            found, _, rank, _ = np.linalg.lstsq(parts[:, chosen], seconds, rcond=1e-9)
+            miss = parts[:, chosen] @ found - seconds
+            error = float(miss @ miss)
+            if rank == count and found.min() >= 0 and error < least - 1e-9 * total:
                 best, least = np.zeros(3), error
                 best[list(chosen)] = found
     per_step, fixed, per_byte = (best / lengths).tolist()
@@ -233,13 +234,3 @@ def fitted(
 
 def _alike(numbers: Sequence[float]) -> bool:
     return max(numbers) < ALIKE * min(numbers)
-
-
-def _least_squares(
-    parts: NDArray[np.float64], seconds: NDArray[np.float64]
-) -> tuple[NDArray[np.floating[Any]], float]:
-    found, _, rank, _ = np.linalg.lstsq(parts, seconds, rcond=1e-9)
-    if rank < parts.shape[1]:
-        return np.full(parts.shape[1], -1.0), math.inf
-    miss = parts @ found - seconds
-    return found, float(miss @ miss)

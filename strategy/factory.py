@@ -7,10 +7,10 @@ from flwr.serverapp.strategy import Strategy
 from edgewire.compression.batchnorm import expect_matches
 from edgewire.compression.layout import Layout
 from edgewire.conf.build import local_of, objective_of
-from edgewire.conf.check import build, codec_of, downlink_of, gradients_of
+from edgewire.conf.check import build, codec_of, codecs_of
 from edgewire.conf.rules import Choice, check
 from edgewire.conf.schema import Config, ConfigError
-from edgewire.strategy.base import Codecs, ParameterServer, RunStrategy
+from edgewire.strategy.base import ParameterServer, RunStrategy
 from edgewire.strategy.federated import Federated
 from edgewire.task.datasets import Data
 from edgewire.task.errors import TaskError
@@ -29,27 +29,16 @@ def made(config: Config, data: Data | None = None) -> RunStrategy:
         local.check_strategy(config.strategy)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    uplink, downlink, seeded = codec_of(config), downlink_of(config), config.downlink.from_seed
+    codecs = codecs_of(config)
     if not isinstance(strategy, Strategy):
-        strategy = strategy(
-            codecs=Codecs(uplink, downlink, config.seed, seeded, config.compact_records)
-        )
-    check(Choice(config, strategy, uplink, downlink, gradients_of(config), local, objective))
+        strategy = strategy(codecs=codecs)
+    check(Choice(config, strategy, codecs, codec_of(config, "gradients"), local, objective))
     if config.strategy.get("_partial_"):
         if isinstance(strategy, ParameterServer):
             strategy.screening = config.screen
         scheme = cast(RunStrategy, strategy)
     else:
-        scheme = Federated(
-            strategy,
-            downlink,
-            config.seed,
-            uplink,
-            config.screen,
-            objective,
-            from_seed=seeded,
-            compact_records=config.compact_records,
-        )
+        scheme = Federated(strategy, codecs, config.screen, objective)
     if data is not None:
         fit(scheme, config, data)
     return scheme
@@ -89,7 +78,8 @@ def asks_nodes(scheme: RunStrategy) -> bool:
 
 def expect_named(config: Config, layout: Layout) -> None:
     """Raise `ConfigError` for an `exact=` pattern that matches none of a model's tensors."""
-    for group, codec in (("compression", codec_of(config)), ("downlink", downlink_of(config))):
+    codecs = codecs_of(config)
+    for group, codec in (("compression", codecs.uplink), ("downlink", codecs.downlink)):
         try:
             expect_matches(layout, codec.exact_names if codec else ())
         except ValueError as error:

@@ -2,18 +2,16 @@
 
 import math
 import random
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isroutine
 from typing import Any, cast
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import QFedAvg, Strategy
 
-from edgewire.compression.codec import Codec
 from edgewire.compression.flower import (
     CompressedGrid,
     FailureLimits,
@@ -33,10 +31,11 @@ from edgewire.compression.flower.server.reply_checks import ROUNDING
 from edgewire.compression.flower.server.session import InitialModel
 from edgewire.compression.flower.server.statistics_averaging import mean, values_of_array, wrapped
 from edgewire.compression.screening import Screening
+from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.strategy.aggregation import NodeMeans
 from edgewire.strategy.base import RunStrategy, Started
 from edgewire.strategy.node_sums import take_keys, totals
-from edgewire.strategy.run.serialization import Tagged, expect_savable
+from edgewire.strategy.run.serialization import expect_savable
 from edgewire.task.objectives import Objective
 
 TRAINED = (LOSS, EXAMPLES, STEPS, SECONDS)  # metrics of the ClientApp's replies to training
@@ -84,9 +83,9 @@ class FederatedState:
 
     traffic: Traffic = field(default_factory=Traffic)
     round: int = 0
-    arrays: Tagged = field(default_factory=lambda: Tagged(None))
+    arrays: ArrayRecord = field(default_factory=ArrayRecord)
     grid: CompressedGridState = field(default_factory=CompressedGridState)
-    kept: list[dict[str, Tagged]] = field(default_factory=list)
+    kept: list[dict[str, Any]] = field(default_factory=list)
     weights: dict[int, float] = field(default_factory=dict)
 
 
@@ -96,9 +95,6 @@ class Federated(RunStrategy, StatisticsAveraging):
     Flower's strategies sample nodes with Python's global random generator. While one of their
     methods runs, that generator has the state of this class's own one, which is seeded before each
     round's sampling. So the sample depends only on the seed and the round.
-
-    `from_seed`: True if the nodes make the model before training from the run's seed.
-    `compact_records`: True if the records beside the payloads are sent in compact form.
     """
 
     State = FederatedState
@@ -107,23 +103,17 @@ class Federated(RunStrategy, StatisticsAveraging):
     def __init__(
         self,
         strategy: Strategy,
-        downlink: Codec | None,
-        seed: int,
-        uplink: Codec | None = None,
+        codecs: Codecs = NO_CODECS,
         screening: Screening | None = None,
         objective: Objective | None = None,
-        *,
-        from_seed: bool = False,
-        compact_records: bool = False,
     ) -> None:
         super().__init__(strategy)
         metrics = {"train": TRAINED, "evaluate": (LOSS, EXAMPLES)}
         self._bounds = {} if objective is None else objective.bounds
         self._defined = None if objective is None else partial(objective.defined, samples=1)
         sums = {} if self._defined is None else {"evaluate": self._defined}
-        self._replies = ReplyRules(uplink, metrics=metrics, bounds=self._bounds, sums=sums)
-        self._downlink, self._seed, self._from_seed = downlink, seed, from_seed
-        self._screening, self._compact_records = screening, compact_records
+        self._replies = ReplyRules(codecs.uplink, metrics=metrics, bounds=self._bounds, sums=sums)
+        self._codecs, self._screening = codecs, screening
         self._random = random.Random()  # what the strategy draws from
         self._trained: MetricRecord | None = None
 
@@ -160,7 +150,7 @@ class Federated(RunStrategy, StatisticsAveraging):
         super().load(data)
         for strategy, kept in zip(wrapped(self.strategy), self.state.kept, strict=True):
             for name, value in kept.items():
-                setattr(strategy, name, value.value)
+                setattr(strategy, name, value)
 
     def abandon(self, back: Collection[int] = ()) -> None:
         """Record that the states of nodes outside `back` may be newer than the server's state.
@@ -171,64 +161,58 @@ class Federated(RunStrategy, StatisticsAveraging):
 
     def _train(self, run: Started) -> None:
         """Run the strategy's rounds with a flat model."""
-        initial, state = self.initial or NONE, self.state
-        self._layout = layout_of(run.arrays)
+        initial, state, codecs = self.initial or NONE, self.state, self._codecs
+        self._layout = layout_of(run.arrays)  # `StatisticsAveraging` takes it
         compressed = CompressedGrid(
             run.grid,
-            downlink=self._downlink,
-            seed=self._seed,
+            downlink=codecs.downlink,
+            seed=codecs.seed,
             screening=self._screening,
             replies=self._replies,
             failures=FailureLimits(few=MAX_CONSECUTIVE_FAILURES),
             model=InitialModel.of(
-                self._layout, run.arrays, self.initial, from_seed=self._from_seed
+                self._layout, run.arrays, self.initial, from_seed=codecs.from_seed
             ),
             traffic=self.traffic,
             state=state.grid,
-            compact_records=self._compact_records,
+            compact_records=codecs.compact_records,
         )
         if not run.goes_on:
             flat = flat_record(to_vector(run.arrays))
-            state.arrays = Tagged(with_natives(flat, initial.arrays))
-            self._evaluate(run, 0, run.rounds, state.arrays.value)
+            state.arrays = with_natives(flat, initial.arrays)
+            self._evaluate(run, 0, run.rounds, state.arrays)
         while state.round < run.rounds:
             self._round(compressed, run)
-            self._evaluate(run, state.round, run.rounds, state.arrays.value)
-            self._state_complete()
+            self._evaluate(run, state.round, run.rounds, state.arrays)
+            self.on_state_complete()
         compressed.end()
 
     def _round(self, compressed: CompressedGrid, run: Started) -> None:
         """Run one round, with its parts in the order of Flower's `Strategy.start`."""
         result, timeout = run.result, run.timeout
-        number, arrays = self.state.round + 1, self.state.arrays.value
-        messages = self.configure_train(number, arrays, run.train_config, compressed)
+        number, arrays = self.state.round + 1, self.state.arrays
+        asked = number, arrays, run.train_config, compressed
+        messages = self._drawn("train", self.configure_train, *asked)
         replies = compressed.send_and_receive(messages, timeout=timeout)
         found, metrics = self.aggregate_train(number, replies)
         if found is not None:
             result.arrays = arrays = found
         if metrics is not None:
             result.train_metrics_clientapp[number] = metrics
-        messages = self.configure_evaluate(number, arrays, run.evaluate_config, compressed)
+        asked = number, arrays, run.evaluate_config, compressed
+        messages = self._drawn("evaluate", self.configure_evaluate, *asked)
         replies = compressed.send_and_receive(messages, timeout=timeout)
         if (measured := self.aggregate_evaluate(number, replies)) is not None:
             result.evaluate_metrics_clientapp[number] = measured
-        self.state.round, self.state.arrays = number, Tagged(arrays)
+        self.state.round, self.state.arrays = number, arrays
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Configure training with the round's own draws."""
-        self._random.seed(f"{self._seed} {server_round} train")
+    def _drawn(
+        self, what: str, configure: Callable[..., Iterable[Message]], number: int, *arguments: Any
+    ) -> list[Message]:
+        """Return the messages of a method of the strategy, which gets the round's own draws."""
+        self._random.seed(f"{self._codecs.seed} {number} {what}")
         with global_random(self._random):
-            return list(super().configure_train(server_round, arrays, config, grid))
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Configure evaluation with the round's own draws."""
-        self._random.seed(f"{self._seed} {server_round} evaluate")
-        with global_random(self._random):
-            return list(super().configure_evaluate(server_round, arrays, config, grid))
+            return list(configure(number, *arguments))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -244,18 +228,14 @@ class Federated(RunStrategy, StatisticsAveraging):
         self, reports: list[dict[str, Array]], weights: list[float], nodes: list[int]
     ) -> dict[str, Array]:
         """Average the hidden tensors by name, some of them over all nodes (`NodeMeans`)."""
-        vectors, known = (self.initial or NONE).vectors, self.state.weights
-        means = NodeMeans(vectors, known)
+        means = NodeMeans((self.initial or NONE).vectors, self.state.weights)
         own = [{n: values_of_array(r.pop(n)) for n in means.names} for r in reports]
         mixed = super()._mix(reports, weights, nodes)
         if means.names:
             used = [means.weight_of(*each) for each in zip(nodes, weights, strict=True)]
             found = {name: mean([each[name] for each in own], used) for name in means.names}
-            now, known = (
-                natives_of(self.state.arrays.value),
-                dict(zip(nodes, weights, strict=True)),
-            )
-            mixed |= {n: FlatArray(a) for n, a in means.update(now, found, known).items()}
+            now, new = natives_of(self.state.arrays), dict(zip(nodes, weights, strict=True))
+            mixed |= {n: FlatArray(a) for n, a in means.update(now, found, new).items()}
         return mixed
 
     def aggregate_evaluate(
@@ -277,15 +257,15 @@ class Federated(RunStrategy, StatisticsAveraging):
         return found
 
 
-def attributes_of(strategy: Strategy) -> dict[str, Tagged]:
+def attributes_of(strategy: Strategy) -> dict[str, Any]:
     """Return a strategy's attributes, without functions, classes and wrapped strategies.
 
     Raises `TypeError` for an attribute that cannot be serialized.
     """
-    found = {name: Tagged(value) for name, value in vars(strategy).items() if not _is_rule(value)}
+    found = {name: value for name, value in vars(strategy).items() if not _is_rule(value)}
     for name, value in found.items():
         try:
-            expect_savable(value.value)
+            expect_savable(value)
         except TypeError as error:
             raise TypeError(f"{type(strategy).__name__}.{name}: {error}") from error
     return found

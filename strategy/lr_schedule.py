@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -32,24 +32,11 @@ class ReduceOnPlateau(ReduceLROnPlateau):
     """Multiplies the learning rate by `factor` when a value has not improved for `patience` steps.
 
     `metric`: the value's name: `train_loss`, or a value of the evaluation. The objective says
-    whether a higher value is better. The other options are torch's.
+    whether a higher value is better. `options`: torch's, without `mode`.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        metric: str = TRAIN_LOSS,
-        factor: float = 0.1,
-        patience: int = 10,
-        threshold: float = 1e-4,
-        threshold_mode: Literal["rel", "abs"] = "rel",
-        cooldown: int = 0,
-        min_lr: float = 0.0,
-        eps: float = 1e-8,
-    ) -> None:
-        super().__init__(
-            optimizer, "min", factor, patience, threshold, threshold_mode, cooldown, min_lr, eps
-        )
+    def __init__(self, optimizer: Optimizer, metric: str = TRAIN_LOSS, **options: Any) -> None:
+        super().__init__(optimizer, "min", **options)
         self.metric = metric
 
     def use(self, objective: Objective) -> None:
@@ -94,7 +81,7 @@ class OneCycle(OneCycleLR):
     """torch's `OneCycleLR`, whose rate rises in at least two steps, and falls in at least one.
 
     torch divides by zero if the rise has one step, such as a tenth of 10 rounds. In fewer than 3
-    steps the rate does not rise.
+    steps the rate does not rise. `options`: torch's.
     """
 
     def __init__(
@@ -103,23 +90,11 @@ class OneCycle(OneCycleLR):
         max_lr: float,
         total_steps: int,
         pct_start: float = 0.3,
-        div_factor: float = 25.0,
-        final_div_factor: float = 1e4,
-        *,
-        anneal_strategy: Literal["cos", "linear"] = "cos",
-        cycle_momentum: bool = True,
+        **options: Any,
     ) -> None:
         least, most = (2 / total_steps, 1 - 1 / total_steps) if total_steps > 2 else (0.0, 0.25)
-        super().__init__(
-            optimizer,
-            max_lr,
-            total_steps,
-            pct_start=min(max(pct_start, least), most),
-            div_factor=div_factor,
-            final_div_factor=final_div_factor,
-            anneal_strategy=anneal_strategy,
-            cycle_momentum=cycle_momentum,
-        )
+        share = min(max(pct_start, least), most)
+        super().__init__(optimizer, max_lr, total_steps, pct_start=share, **options)
 
 
 @dataclass
@@ -170,16 +145,16 @@ class Schedule:
         unknown. `ReduceOnPlateau` counts values and not rounds, so it takes one step for any number
         of rounds. Raises `ConfigError` for options with which PyTorch's scheduler fails.
         """
-        plateau = self.heeds_losses
-        if plateau and loss is None:
-            return
-        if plateau and loss is not None:
-            self.state.losses += [loss] * min(rounds, 1)
+        values: list[float] = []
+        if self.heeds_losses:
+            rounds = 0 if loss is None else min(rounds, 1)
+            values = [] if loss is None else [loss]
+            self.state.losses += values * rounds
         else:
             self.state.steps += rounds
         try:
-            for _ in range(min(rounds, 1) if plateau else rounds):
-                self._scheduler.step(*([loss] if plateau else []))
+            for _ in range(rounds):
+                self._scheduler.step(*values)
         except ArithmeticError as error:
             zero = [key for key, value in self._options.items() if type(value) is int and not value]
             hint = f"; schedule.{zero[0]} must not be 0" if zero else ""

@@ -36,24 +36,11 @@ class BackoffScheduler:
     ) -> None:
         self._most, self._failures, self._state = most, failures, state
 
-    def __len__(self) -> int:
-        """Return the number of known nodes."""
-        return len(self._state.known)
-
-    @property
-    def known(self) -> set[int]:
-        """The nodes that take part."""
-        return self._state.known
-
     def add(self, nodes: Iterable[int]) -> list[int]:
         """Add the available nodes; return the new ones."""
         new = [node for node in nodes if node not in self._state.known]
         self._state.known.update(new)
         return new
-
-    def remove(self, node: int) -> None:
-        """Record that a node is not available."""
-        self._state.known.discard(node)
 
     def forget(self, nodes: set[int]) -> None:
         """Delete the data of nodes that have left the run."""

@@ -86,9 +86,7 @@ class RobustMean(UpdateMean):
             low, high = cut, there - 1 - cut
         needed = max((nodes + 1) // 2, min(LEAST, nodes), 2 * cut + 1)
         rows = np.arange(len(table))[:, None]
-        inside = (rows >= low) & (rows <= high)
-        if self._median:  # the mean of the one or two middle values
-            inside = (rows == low) | (rows == high)
+        inside = (rows >= low) & (rows <= high)  # of a median, the one or two middle values
         total = np.where(inside, table, 0).sum(axis=0, dtype=np.float64)
         count = np.where(there < needed, np.nan, np.maximum(inside.sum(axis=0), 1))
         return np.asarray(total / count, dtype=np.float32)

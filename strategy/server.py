@@ -23,22 +23,26 @@ from edgewire.compression.flower.server.session import (
 )
 from edgewire.compression.flower.server.step_log_sync import StepLogSync
 from edgewire.compression.flower.tensor_split import Model, form_of_updates
-from edgewire.strategy.aggregation import ReportedState, ReportedTensors
+from edgewire.strategy.aggregation import EQUAL, Aggregation, ReportedState, ReportedTensors
 from edgewire.strategy.base import ParameterServer, ServerState
 from edgewire.strategy.ordered_grid import OrderedGrid
-from edgewire.task.optimizers import ServerOptimizer
+from edgewire.task.optimizers import SGD, ServerOptimizer
+
+PLAIN_SGD = SGD()
 
 
 @dataclass
 class ModelState(ServerState):
     """The state of a `Server`, as a checkpoint holds it.
 
-    `replica`: the model and the optimiser's state. `deltas`: the versions of the model that nodes
-    have, if they get differences.
+    `replica`: the model and the optimiser's state. `recent`: the updates applied last, with their
+    learning rates, if nodes repeat the steps. `deltas`: the versions of the model that nodes have,
+    if they get differences.
     """
 
     replica: dict[str, NDArray[Any]] = field(default_factory=dict)
     session: ServerSessionState = field(default_factory=ServerSessionState)
+    recent: deque[tuple[bytes, float]] = field(default_factory=deque)
     deltas: DeltaSyncState = field(default_factory=DeltaSyncState)
     screens: ScreensState = field(default_factory=ScreensState)
     reported: ReportedState = field(default_factory=ReportedState)
@@ -47,13 +51,10 @@ class ModelState(ServerState):
 class Server:
     """The model of a `ParameterServer`, its session with the nodes, the inbox and the means.
 
-    `steps`: True if nodes repeat the server's steps, which a downlink codec encodes; `recent`: the
-    last of these steps. Otherwise nodes get differences of models from such a codec (`DeltaSync`,
-    which explains `whole` and `from_initial`). Without such a codec, they get whole models.
-    `reported`: averages BatchNorm's statistics and the native tensors; `kind` and `trim` are its
-    own. `measured`: names of metrics that each reply must hold as finite numbers.
-    `weighted_by_key`: the metric with a node's weight; None: equal weights. `every_round`: see
-    `NormScreen`.
+    `measured`: names of metrics that each reply must hold as finite numbers. `optimizer`, `how`:
+    those of the server. `follow`: as in `SparseAveraging`; it has no effect without a downlink
+    codec. `from_initial`: see `DeltaSync`. `every_round`: see `NormScreen`. The attribute
+    `reported` averages BatchNorm's statistics and the native tensors.
     """
 
     def __init__(
@@ -62,25 +63,21 @@ class Server:
         grid: OrderedGrid,
         arrays: ArrayRecord,
         state: ModelState,
-        optimizer: ServerOptimizer,
         measured: Sequence[str],
+        optimizer: ServerOptimizer = PLAIN_SGD,
+        how: Aggregation = EQUAL,
         *,
-        steps: bool = False,
-        recent: deque[tuple[bytes, float]] | None = None,
-        whole: bool = False,
+        follow: str = "differences",
         from_initial: bool = False,
-        kind: str = "mean",
-        trim: float = 0.0,
-        weighted_by_key: str | None = None,
         every_round: bool = False,
     ) -> None:
-        codecs, self._grid = strategy.codecs, grid
+        codecs, steps, self._grid = strategy.codecs, follow == "steps", grid
         self.replica, self.layout = Replica.of(
             optimizer, arrays, state.replica, contextual=codecs.contextual and steps
         )
         initial = InitialModel.of(self.layout, arrays, strategy.initial, from_seed=codecs.from_seed)
-        follow = steps and codecs.downlink is not None
-        self.steps = StepLogSync(self.replica, self.layout, follow=follow, recent=recent)
+        repeats = steps and codecs.downlink is not None
+        self.steps = StepLogSync(self.replica, self.layout, follow=repeats, recent=state.recent)
         self.deltas: DeltaSync | None = None
         if codecs.downlink is not None and not steps:
             self.deltas = DeltaSync(
@@ -89,7 +86,7 @@ class Server:
                 state.deltas,
                 initial.seeded,
                 from_initial=from_initial,
-                whole=whole,
+                whole=follow == "weights",
                 contextual=codecs.contextual,
             )
         self.session = ServerSession(
@@ -104,10 +101,10 @@ class Server:
             grid.read_records_with(restored)
         grid.discard = self.session.count_unused
         self.reported = ReportedTensors(
-            self.layout, strategy.initial, state.reported, kind=kind, trim=trim
+            self.layout, strategy.initial, state.reported, kind=how.kind, trim=how.trim
         )
         screens = Screens(strategy.screening, state.screens, every_round=every_round)
-        self.inbox = Inbox(self.session, self.reported, screens, measured, weighted_by_key)
+        self.inbox = Inbox(self.session, self.reported, screens, measured, how.weighted_by_key)
 
     @property
     def model(self) -> NDArray[np.float32]:

@@ -2,8 +2,7 @@
 
 import math
 import random
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from logging import getLogger
 from typing import Any, cast
@@ -28,27 +27,22 @@ from edgewire.compression.flower.message_size import size_of
 from edgewire.compression.flower.records import values_of
 from edgewire.compression.flower.replica import ACTIVITY, MODEL, VERSION
 from edgewire.compression.flower.server.inbox import ReceivedUpdate, count_received
+from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.option_group import OptionGroup, bounded
-from edgewire.strategy.aggregation import SparseMean
+from edgewire.strategy.aggregation import EQUAL, Aggregation
 from edgewire.strategy.base import (
     FLOWER,
-    NO_CODECS,
     STEP_MESSAGE,
-    Codecs,
     ParameterServer,
     Started,
 )
 from edgewire.strategy.collector import RoundCollector, RoundCollectorState
 from edgewire.strategy.deadline import Deadline, DeadlinePlanner, Measurement, NodePace, NodePlan
 from edgewire.strategy.ordered_grid import OrderedGrid
-from edgewire.strategy.robust_aggregation import ABSENT, KINDS, RobustMean
-from edgewire.strategy.server import ModelState, Server
-from edgewire.strategy.update_mean import UpdateMean
-from edgewire.task.optimizers import SGD, ServerOptimizer
+from edgewire.strategy.server import PLAIN_SGD, ModelState, Server
+from edgewire.task.optimizers import ServerOptimizer
 
-WEIGHTS = (EXAMPLES, STEPS)  # metrics that every node reports
 FOLLOWS = ("steps", "differences", "weights")  # how nodes get the newest model
-PLAIN_SGD = SGD()
 NO_DEADLINE = Deadline()
 log = getLogger("edgewire")
 
@@ -57,12 +51,10 @@ log = getLogger("edgewire")
 class AveragingState(ModelState):
     """The state of a synchronous run, as a checkpoint holds it.
 
-    `recent`: the updates applied last, with their learning rates. `memory`: the downlink codec's
-    residual. `paces`: by node, what a deadline's plans follow from.
+    `memory`: the downlink codec's residual. `paces`: by node, what a deadline's plans follow from.
     """
 
     round: int = 0
-    recent: deque[tuple[bytes, float]] = field(default_factory=deque)
     memory: dict[str, NDArray[Any]] = field(default_factory=dict)
     exchange: RoundCollectorState = field(default_factory=RoundCollectorState)
     paces: dict[int, NodePace] = field(default_factory=dict)
@@ -89,47 +81,6 @@ class Participation(OptionGroup):
     def needed(self, drawn: int) -> int:
         """Return after how many replies of so many drawn nodes a round ends."""
         return math.ceil(round(self.quorum * drawn, 6))
-
-
-@dataclass(frozen=True)
-class Aggregation(OptionGroup):
-    """Says how the server combines the updates of a round.
-
-    `weighted_by_key`: the metric with a node's weight in the mean; None: equal weights. `mean`:
-    "mean", "median", "trimmed", or an object of one's own. With a median or a trimmed mean, a few
-    bad nodes have little influence. An object combines the updates alone: BatchNorm's statistics
-    and native tensors become their weighted mean. `trim`, `absent`: the parameters of `RobustMean`,
-    which computes a median and a trimmed mean. `sender_exponent`: of `SparseMean`; only for
-    `mean="mean"`.
-    """
-
-    weighted_by_key: str | None = bounded(None, one_of=WEIGHTS)
-    mean: str | UpdateMean = bounded("mean", one_of=KINDS, or_a=UpdateMean)  # noqa: RUF009  # a field
-    trim: float = bounded(0.2, at_least=0, below=0.5)
-    absent: str = bounded("zero", one_of=ABSENT)
-    sender_exponent: float = bounded(0.0, at_least=0, at_most=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sender_exponent and self.mean != "mean":
-            name, cure = self.mean, "give absent="
-            if isinstance(name, UpdateMean):
-                name, cure = type(name).__name__, "drop it"
-            raise ValueError(f"sender_exponent does not go with mean={name}: {cure}")
-
-    @property
-    def kind(self) -> str:
-        """How the server averages statistics and native tensors: one of `KINDS`."""
-        return self.mean if isinstance(self.mean, str) else "mean"
-
-    def mean_of(self, size: int) -> UpdateMean:
-        """Return the mean of updates of `size` entries."""
-        if isinstance(self.mean, UpdateMean):
-            self.mean.begin(size)
-            return self.mean
-        if self.mean == "mean":
-            return SparseMean(size, sender_exponent=self.sender_exponent)
-        return RobustMean(size, self.mean, trim=self.trim, absent=self.absent)
 
 
 class SparseAveraging(ParameterServer):
@@ -170,7 +121,7 @@ class SparseAveraging(ParameterServer):
         update: str = "gradient",
         server_lr: float = 1.0,
         participation: Participation = Participation(),
-        aggregation: Aggregation = Aggregation(),
+        aggregation: Aggregation = EQUAL,
         planning: Deadline = NO_DEADLINE,
         verify_every: int = 100,
         mask_received: bool = False,
@@ -220,7 +171,7 @@ class SparseAveraging(ParameterServer):
                 log.warning("no node is left; %d of %d rounds", self.state.round, run.rounds)
                 break
             self._evaluate(run, self.state.round, run.rounds, rounds.arrays)
-            self._state_complete()
+            self.on_state_complete()
         run.result.arrays = to_arrays(rounds.model, rounds.layout, rounds.reported.natives)
 
 
@@ -234,34 +185,30 @@ class Rounds(Server):
         initial_arrays: ArrayRecord,
         state: AveragingState,
     ) -> None:
-        how, steps = strategy.aggregation, strategy.follow == "steps"
-        planning, uplink = strategy.planning, strategy.codecs.uplink
+        planning, uplink, follow = strategy.planning, strategy.codecs.uplink, strategy.follow
         self._measured = (LOSS, DRIFT) if strategy.mask_received else (LOSS,)
         super().__init__(
             strategy,
             grid,
             initial_arrays,
             state,
-            strategy.optimizer,
             self._measured,
-            steps=steps,
-            recent=state.recent,
-            whole=strategy.follow == "weights",
+            strategy.optimizer,
+            strategy.aggregation,
+            follow=follow,
             from_initial=True,
-            kind=how.kind,
-            trim=how.trim,
-            weighted_by_key=how.weighted_by_key,
             every_round=planning.deadline is not None,
         )
         self._strategy, self._state = strategy, state
-        self._downlink = strategy.codecs.downlink if steps else None  # of the server's steps
+        # Of the server's steps.
+        self._downlink = strategy.codecs.downlink if follow == "steps" else None
         self._exchange = RoundCollector(grid, state.exchange)
         if uplink is None or not uplink.sparsifier.scalable:  # there is no density to plan
             planning = replace(planning, least_factor=1.0, most_factor=1.0)
         if uplink is not None:
             planning = replace(planning, most_bits=uplink.quantizer.finer_by(planning.most_bits))
         self._planner = DeadlinePlanner(planning, state.paces, limited=strategy.update == "delta")
-        self._mean = how.mean_of(self.reported.trained)
+        self._mean = strategy.aggregation.mean_of(self.reported.trained)
 
     def advance(self, lr: float, timeout: float) -> bool:
         """Run one round at the learning rate `lr`; return False if no node is available.
@@ -357,7 +304,7 @@ class Rounds(Server):
 
     def _read(
         self, nodes: list[int], replies: Mapping[int, Message]
-    ) -> Iterator[tuple[int, ReceivedUpdate | PayloadError]]:
+    ) -> Iterable[tuple[int, ReceivedUpdate | PayloadError]]:
         """Decode the replies of the nodes one by one; an error stands for an unusable reply.
 
         While the usual norms are unknown, all replies are decoded before any is used.
@@ -371,13 +318,12 @@ class Rounds(Server):
             except PayloadError as error:
                 return error
 
-        if self.inbox.screens.knows:
-            yield from ((node, read(node)) for node in nodes)
-            return
-        found = {node: read(node) for node in nodes}
-        self.inbox.observe({n: e for n, e in found.items() if isinstance(e, ReceivedUpdate)})
-        for node in nodes:
-            yield node, found.pop(node)
+        found: Iterable[tuple[int, ReceivedUpdate | PayloadError]]
+        found = ((node, read(node)) for node in nodes)
+        if not self.inbox.screens.vectors.knows:
+            found = list(found)
+            self.inbox.observe({n: e for n, e in found if isinstance(e, ReceivedUpdate)})
+        return found
 
     def _measure(
         self,

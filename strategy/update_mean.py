@@ -43,23 +43,22 @@ class UpdateMean(ABC):
     def taken(self) -> tuple[Indices | None, Vector]:
         """Return what `take` returns; raise `TaskError` in one line if it is no update."""
         found: Any = self.take()
-        name = type(self).__name__
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise TaskError(f"{name}.take() must return (indices, values)")
+        if not isinstance(found, tuple) or len(found) != 2 or not self._is_update(*found):
+            raise TaskError(
+                f"{type(self).__name__}.take() must return (indices, values): strictly increasing "
+                f"uint32 (k,) below {self.size}, float32 (k,); or None, float32 ({self.size},)"
+            )
         indices, values = found
-        count = self.size
-        if indices is not None:
-            if not _is_row(indices, np.uint32):
-                raise TaskError(f"{name}.take(): the indices must be None or uint32 (k,)")
-            count = len(indices)
-            rising = bool((indices[1:] > indices[:-1]).all())
-            if not rising or (count and indices[-1] >= self.size):
-                raise TaskError(
-                    f"{name}.take(): the indices must be strictly increasing, below {self.size}"
-                )
-        if not _is_row(values, np.float32) or len(values) != count:
-            raise TaskError(f"{name}.take(): the values must be float32 ({count},)")
         return indices, values
+
+    def _is_update(self, indices: Any, values: Any) -> bool:
+        if not _is_row(values, np.float32):
+            return False
+        if indices is None:
+            return len(values) == self.size
+        if not _is_row(indices, np.uint32) or len(indices) != len(values):
+            return False
+        return bool((indices[1:] > indices[:-1]).all() and (indices < self.size).all())
 
 
 def _is_row(array: Any, kind: type) -> bool:

@@ -127,10 +127,7 @@ def _numbers(data: Array, spec: Spec) -> bytes:
 
 
 def _order_0(pieces: list[Array]) -> float:
-    """Estimate, from the order-0 entropy, how many bytes pcodec needs for 1-byte values.
-
-    The estimate takes a twentieth of pcodec's time.
-    """
+    """Estimate, in a twentieth of its time, how many bytes pcodec needs for 1-byte values."""
     size = 0.0
     for piece in pieces:
         counts = np.bincount(piece.view(np.uint8))
@@ -143,8 +140,7 @@ def _order_0(pieces: list[Array]) -> float:
 def _zstd(data: Array, spec: Spec) -> bytes:
     """Code floats by byte planes, as `Zstd` does, but with a separate table for each plane.
 
-    `Zstd` uses one table for all planes of a stream of up to 128 kB. With separate tables, float16
-    streams of this size become 10 % smaller.
+    With one table for all planes of up to 128 kB, float16 streams would be 10 % larger.
     """
     rows = list(planes(data).reshape(data.itemsize, -1)) if spec.kind is Kind.FLOATS else [data]
     return _frame(_ZSTD, rows)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..base import Array, Buffer, Coder, Kind, PayloadError, Spec
 from ..registry import register
-from ..validation import expect_between
+from ..validation import bounded
 
 if sys.version_info >= (3, 14):
     from compression import zstd as zstd  # the standard library's module, not this project's
@@ -35,10 +35,7 @@ class Zstd(Coder):
     name: ClassVar[str] = "zstd"
     id: ClassVar[int] = 2
 
-    level: int = 1
-
-    def __post_init__(self) -> None:
-        expect_between(self.name, "level", self.level, 1, 19)  # above, decode() refuses the windows
+    level: int = bounded(1, at_least=1, at_most=19)  # above, decode() refuses the windows
 
     def encode(self, data: Array, spec: Spec) -> Buffer | None:
         """Compress a stream to one frame."""
@@ -88,12 +85,7 @@ def planes(data: Array) -> Array:
 
     The first bytes of all entries come first, then all second bytes, and so on.
     """
-    width = data.dtype.itemsize
-    own = data.view(np.uint8)
-    planes = np.empty((width, data.size), dtype=np.uint8)
-    for byte in range(width):
-        planes[byte] = own[byte::width]
-    found: Array = planes.reshape(-1)
+    found: Array = data.view(np.uint8).reshape(-1, data.dtype.itemsize).T.flatten()
     return found
 
 

@@ -34,10 +34,9 @@ def size_of(content: RecordDict) -> int:
 
 
 def measured_reply(reply: Message, header: str) -> Size:
-    """Return `measured` of a reply's content; the content must not change between the calls.
+    """Return `measured` of a reply's content, which must not change between the calls.
 
-    The grid, the node log and the session each count a reply's bytes. The size is measured once,
-    and kept with the message for this content.
+    The grid, the node log and the session each count its bytes, so the size is kept in the message.
     """
     content = reply.__dict__["_content"]
     kept = reply.__dict__.get(_SIZE)
@@ -50,10 +49,7 @@ def measured_reply(reply: Message, header: str) -> Size:
 
 
 def measured(content: RecordDict, header: str) -> Size:
-    """Return the bytes of a content's payloads, of its header, and of all its records.
-
-    `header`: the name of the header's record.
-    """
+    """Return the bytes of a content's payloads, of its record `header`, and of all its records."""
     payloads = noted = whole = 0
     for name, record in content.__dict__["_data"].items():
         if ArrayRecord not in type(record).__mro__:  # `isinstance` takes three calls
@@ -89,16 +85,7 @@ def record_bytes(record: ConfigRecord | MetricRecord) -> int:
     """
     values = record.__dict__["_data"]
     try:
-        # Most values are floats: without a call for each.
-        alike = [
-            each
-            if (each := type(v)) in _FIXED
-            else v.bit_length()
-            if each is int and v >= 0
-            else _alike(v)
-            for v in values.values()
-        ]
-        key = type(record), *values, *alike
+        key = type(record), *values, *map(_alike, values.values())
         if (length := _lengths.get(key)) is None:
             length = len(record.deflate())
             if None not in key and sum(map(len, values)) <= LONGEST:
@@ -111,10 +98,7 @@ def record_bytes(record: ConfigRecord | MetricRecord) -> int:
 
 
 def _alike(value: Any) -> Any:
-    """Return a key that is equal for values of the same serialised length.
-
-    The result is None if the key costs more than to serialise the value.
-    """
+    """Return a key equal for values of one serialised length; None if it costs more than that."""
     kind = type(value)
     if kind in _FIXED:
         return kind

@@ -31,11 +31,10 @@ from ..wire import DIFFERENCES
 from ..wire_natives import NativeTensor
 from .headers import HEALS, DownlinkHeader
 from .node.state import store_arrays, stored_arrays
-from .records import STYPE, FlatArray, filled, records, values_of
+from .records import STYPE, FlatArray, array_of, filled, records, values_of
 
 Arrays = dict[str, NDArray[Any]]
-# Names of two payloads: of the changed native tensors; of the initial native tensors.
-NATIVE, INITIAL = "native", "initial"
+NATIVE, INITIAL = "native", "initial"  # names of payloads: of changed, and of initial tensors
 KEPT = "edgewire-initial"  # the record in a node's state with the server's initial values
 VECTOR = "local:"  # prefix of the names of a local algorithm's vectors
 PREFIX = "native:"  # prefix of the names of native tensors in a record with a flat vector
@@ -116,11 +115,6 @@ class Initial:
         return found.digest()
 
     @cached_property
-    def _most(self) -> int:
-        """The number of entries in all native tensors; a payload may declare at most as many."""
-        return sum(math.prod(d for d in shape if d) for shape in self.layout.shapes)
-
-    @cached_property
     def whole(self) -> bytes:
         """The payload with the initial values of all native tensors, except vectors of zeros."""
         return self._packed({n: a for n, a in self.arrays.items() if n not in self.vectors.names})
@@ -161,10 +155,7 @@ class Initial:
         return codec.encode(vector, layout, own=own, seed=xxh3_64_intdigest(vector.data))
 
     def all(self, payload: Buffer | None) -> Arrays:
-        """Return all native tensors by name, with initial values for those that a payload lacks.
-
-        Raises the errors of `read`.
-        """
+        """Return all native tensors by name, initial ones if a payload lacks them (see `read`)."""
         return {**self.arrays, **self.read(payload)}
 
     def read(self, payload: Buffer | None) -> Arrays:
@@ -176,22 +167,20 @@ class Initial:
         """
         if not payload:
             return {}
-        names, layout = self.layout.names, self.layout
+        layout = self.layout
         if memoryview(payload)[:1] == DIFFERENCES:
             own = decode_differences(payload, self.arrays, layout, self.checksum)
             expect_counts(own)
             return {each.name: each.array for each in own}
+        tensors = list(zip(layout.names, layout.shapes, layout.dtypes, strict=True))
+        size = sum(math.prod(d for d in shape if d) for shape in layout.shapes)
         most = len(layout) + len(self.vectors.layout)
-        update = decode_update(payload, max_size=self._most, max_tensors=most)
+        update = decode_update(payload, max_size=size, max_tensors=most)
         expect_counts(update.own)
         found = self._vectors(update) if len(update.layout) else {}
         for place, name, array in update.own:
             told = name, array.shape, array.dtype.name
-            if place >= len(layout) or told != (
-                names[place],
-                layout.shapes[place],
-                layout.dtypes[place],
-            ):
+            if place >= len(layout) or told != tensors[place]:
                 raise PayloadError(f"the model has no native tensor {name[:80]} {told[1:]}")
             found[name] = array
         return found
@@ -280,7 +269,7 @@ def natives_of(record: ArrayRecord) -> Arrays:
 
 def with_payload(record: ArrayRecord, name: str, payload: bytes) -> ArrayRecord:
     """Return a record with an additional payload, under the name `name`."""
-    return filled(ArrayRecord, {**record, name: Array("uint8", (len(payload),), STYPE, payload)})
+    return filled(ArrayRecord, {**record, name: array_of(payload)})
 
 
 def native_payload(content: RecordDict) -> bytes | None:

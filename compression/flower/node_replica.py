@@ -160,10 +160,9 @@ class NodeReplica:
     def _decoded(
         self, payload: bytes, context: SharedContext | None = None, most: int = MAX_SIZE
     ) -> tuple[TensorSplit, Update]:
-        """Decode a payload; return how it splits the model (`TensorSplit`), and its content.
+        """Decode a payload of up to `most` entries; return how it splits the model, and its update.
 
-        Nodes that get the same bytes object share the decoded arrays. Raises `PayloadError` for a
-        vector of more than `most` entries, and the errors of `decode_update`.
+        Nodes that get the same bytes object share the decoded arrays.
         """
         if self._last is None or self._last[0] is not payload:
             if self._layout is None:
@@ -178,10 +177,7 @@ class NodeReplica:
     # messages that hold the whole model or the difference of two versions
 
     def _base(self, version: int, state: RecordDict) -> Arrays:
-        """Return the arrays of a version that this node has stored, or has made from the seed.
-
-        Raises `PayloadError` if the node has neither.
-        """
+        """Return the arrays of a version that this node has stored, or has made from the seed."""
         here = stored_arrays(state, REPLICA)
         if not here or int(here[VERSION][0]) != version:
             if version != INITIAL_VERSION:
@@ -194,9 +190,9 @@ class NodeReplica:
         return here
 
     def _context(self, version: int | None, arrays: Arrays) -> SharedContext | None:
-        """Return the context at a version; None if index sets are not coded by it.
+        """Return the context at a version with these arrays; None if index sets are coded without.
 
-        `arrays`: of the version. Nodes that share the activity among them share the context.
+        Nodes that share the activity share the context.
         """
         activity = arrays.get(ACTIVITY) if self._contextual else None
         if activity is None:
@@ -216,9 +212,8 @@ class NodeReplica:
     ) -> tuple[Vector, SharedContext | None]:
         """Store a version of the model in a node's state; return its vector and its context.
 
-        Nodes of a process with the same version share its arrays. `activity`: of the version, uint8
-        (n,); None for a whole model, which has none. Raises `PayloadError` if the vector's checksum
-        is not the header's.
+        `activity`: of the version, uint8 (n,); None for a whole model, which has none. Raises
+        `PayloadError` if the vector's checksum is not the header's.
         """
         made = self._made
         if made is None or made.checksum != header.checksum:
@@ -256,10 +251,7 @@ class NodeReplica:
         return replica.model, self._context(replica.version, replica.arrays)
 
     def _begun(self, header: DownlinkHeader, state: RecordDict) -> Replica | None:
-        """Return a replica that began at version 0, for a node that has none; else None.
-
-        Raises `PayloadError` if this node does not make the model before training.
-        """
+        """Return a replica that began at version 0, for a node that has none; else None."""
         if header.base != INITIAL_VERSION or stored_arrays(state, REPLICA):
             return None
         if self._seeded is None or self._layout is None:

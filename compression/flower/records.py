@@ -133,9 +133,7 @@ def type_of(array: Array) -> str:
         return array.dtype
     try:
         return np.dtype(array.dtype).name
-    # numpy does not know the type. It parses commas and numbers in the name, and may raise any
-    # exception.
-    except Exception:
+    except Exception:  # numpy parses commas and numbers in the name, and may raise anything
         return array.dtype
 
 
@@ -181,7 +179,7 @@ def to_arrays(
 
 def payload_record(payload: bytes) -> ArrayRecord:
     """Return an ArrayRecord with one Array, which holds a payload."""
-    return payload_records({"payload": payload})
+    return filled(ArrayRecord, {"payload": array_of(payload)})
 
 
 def payload_records(payloads: Mapping[str, bytes]) -> ArrayRecord:
@@ -246,9 +244,8 @@ def _expect_readable(name: str, array: Array) -> None:
 def _can_be(shape: tuple[Any, ...], dtype: np.dtype[Any]) -> bool:
     """Return whether numpy can make an array of this shape, with entries of more than 0 bytes.
 
-    The checks reject True, which numpy's reader accepts as an integer. They reject negative
-    dimensions, because the product of two of them is positive. They skip dimensions of 0, because a
-    product with a 0 does not show that the other dimensions are too large.
+    numpy's reader accepts True as a dimension. The product of two negative dimensions is positive,
+    and a product with a 0 does not show that the other dimensions are too large.
     """
     known = len(shape) <= MOST_DIMENSIONS and all(type(d) is int and d >= 0 for d in shape)
     return known and 0 < dtype.itemsize * math.prod(d or 1 for d in shape) < MOST_BYTES
@@ -257,10 +254,9 @@ def _can_be(shape: tuple[Any, ...], dtype: np.dtype[Any]) -> bool:
 def records(content: RecordDict, kind: type[Record]) -> list[tuple[str, Record]]:
     """Return the records of one kind with their names.
 
-    This is faster than RecordDict's `array_records`, which builds a checked dict on each access
-    (40 µs).
+    RecordDict's `array_records` builds a checked dict on each access (40 µs). `isinstance` takes
+    two calls, because Flower's records have an abstract base class.
     """
-    # `isinstance` takes two calls, because Flower's records have an abstract base class.
     values = content.__dict__["_data"].items()
     return [(name, record) for name, record in values if kind in type(record).__mro__]
 
@@ -268,7 +264,7 @@ def records(content: RecordDict, kind: type[Record]) -> list[tuple[str, Record]]
 def message_to(node: int, content: RecordDict, group: str, like: Message) -> Message:
     """Return a new message to a node, of the type of `like`, which has not been sent.
 
-    Flower's constructor takes 55 calls. `group`: the message's `group_id`.
+    Flower's constructor takes 55 calls, mainly checks of its arguments. `group`: its `group_id`.
     """
     metadata = Metadata.__new__(Metadata)
     metadata.__dict__ = {
@@ -283,10 +279,7 @@ def message_to(node: int, content: RecordDict, group: str, like: Message) -> Mes
 
 
 def reply_to(message: Message, content: RecordDict) -> Message:
-    """Return the reply to a message, as `Message(content, reply_to=message)`.
-
-    Flower's constructor takes 55 calls, mainly checks of its arguments.
-    """
+    """Return the reply to a message, as `Message(content, reply_to=message)` in fewer calls."""
     asked = metadata_of(message)
     now = time.time()
     metadata = Metadata.__new__(Metadata)

@@ -69,10 +69,7 @@ class Replica:
     def start(
         cls, optimizer: Optimizer, trained: int, model: Vector, *, contextual: bool = False
     ) -> Replica:
-        """Return a replica at version 0; it uses the array `model` without a copy.
-
-        `contextual`: True if index sets are coded by context.
-        """
+        """Return a replica at version 0; it uses the array `model` without a copy."""
         arrays: dict[str, NDArray[Any]] = {MODEL: model, VERSION: np.zeros(1, np.int64)}
         if contextual:
             arrays[ACTIVITY] = np.zeros(len(model), np.uint8)
@@ -90,18 +87,15 @@ class Replica:
         """Return a replica that uses the arrays `kept`, and the layout of the model in `arrays`.
 
         If `kept` is empty, the replica is a copy of `arrays` with version 0, and its arrays are put
-        into `kept`. `contextual`: True if index sets are coded by context. Raises `ValueError` if
-        `kept` belongs to another model or optimiser, or if a parameter comes after the model's
-        running statistics.
+        into `kept`. Raises `ValueError` if `kept` belongs to another model or optimiser, or if a
+        parameter comes after the model's running statistics.
         """
         layout = layout_of(arrays)
         trained = trained_entries(layout)
         names = {MODEL, VERSION, *optimizer.names, *([ACTIVITY] if contextual else [])}
         if kept and (set(kept) != names or kept[MODEL].size != layout.size):
-            raise ValueError(
-                f"the state is of another model or optimizer: {kept[MODEL].size} entries, not "
-                f"{layout.size}"
-            )
+            sizes = f"{kept[MODEL].size} entries, not {layout.size}"
+            raise ValueError(f"the state is of another model or optimizer: {sizes}")
         if not kept:
             model = to_vector(arrays).copy()
             kept |= cls.start(optimizer, trained, model, contextual=contextual).arrays
@@ -128,8 +122,7 @@ class Replica:
     def apply(self, indices: Indices | None, values: Vector, lr: float) -> None:
         """Take one step with an averaged update, at the learning rate `lr`.
 
-        `values`: (k,), the update's entries at the strictly increasing `indices`. If `indices` is
-        None, `values` is (n,).
+        `values`: (k,), the entries at the strictly increasing `indices`; (n,) without indices.
         """
         at: Indices | slice = slice(None)
         rest: Indices | slice = slice(self.trained, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,10 +35,9 @@ class Model(NamedTuple):
 class TensorSplit:
     """Says which tensors of a model are in one float32 vector and which are beside the vector.
 
-    Tensors beside the vector are sent in their own dtype. `whole`: the layout of all tensors.
-    `beside`: the positions in `whole` of the tensors beside the vector. `layout`: the layout of the
-    tensors in the vector, in the order of `whole`. `patterns`: patterns of names; tensors with such
-    a name are beside the vector, even if they are float32.
+    `whole`: the layout of all tensors. `beside`: the positions in `whole` of the tensors beside the
+    vector. `layout`: the layout of the tensors in the vector, in the order of `whole`. `patterns`:
+    patterns of names; tensors with such a name are beside the vector, even if they are float32.
     """
 
     def __init__(
@@ -109,9 +109,8 @@ def _of_type(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
 def form_of_updates(whole: Layout, exact: tuple[str, ...] = ()) -> TensorSplit:
     """Return the `TensorSplit` for changes of a model.
 
-    Three kinds of tensors are beside the vector, in their own dtype: tensors that are not floats,
-    BatchNorm statistics that are not float32, and tensors with a name that matches a pattern in
-    `exact`.
+    Tensors beside the vector: those that are not floats, BatchNorm statistics that are not float32,
+    and those with a name that matches a pattern in `exact`.
     """
     beside = [
         t
@@ -130,9 +129,9 @@ def is_float(dtype: str) -> bool:
 
 @lru_cache(maxsize=16)
 def form_of_models(form: TensorSplit) -> TensorSplit:
-    """Return the `TensorSplit` for a whole model; `form`: the one for the model's changes.
+    """Return the `TensorSplit` for a whole model, with all that is not float32 beside the vector.
 
-    All tensors that are not float32 are beside the vector, in their own dtype.
+    `form`: the one for the model's changes.
     """
     others = [t for t, dtype in enumerate(form.whole.dtypes) if dtype != "float32"]
     return _form(form.whole, tuple(sorted({*others, *form.beside})))
@@ -172,17 +171,13 @@ def moved(model: Model, form: TensorSplit, to: TensorSplit) -> Model:
 
     Each tensor of `to` gets the values of the tensor with its name and shape, or else zeros.
     """
-    ours = {
-        (name, shape): place
-        for place, (name, shape) in enumerate(
-            zip(form.layout.names, form.layout.shapes, strict=True)
-        )
-    }
+    tensors, bounds = zip(form.layout.names, form.layout.shapes, strict=True), form.layout.offsets
+    ours = dict(zip(tensors, pairwise(bounds), strict=True))
     vector = np.zeros(to.layout.size, dtype=np.float32)
-    bounds, there = form.layout.offsets, to.layout.offsets
-    for place, tensor in enumerate(zip(to.layout.names, to.layout.shapes, strict=True)):
-        if (mine := ours.get(tensor)) is not None:
-            vector[there[place] : there[place + 1]] = model.vector[bounds[mine] : bounds[mine + 1]]
+    wanted = zip(to.layout.names, to.layout.shapes, strict=True)
+    for tensor, (start, stop) in zip(wanted, pairwise(to.layout.offsets), strict=True):
+        if tensor in ours:
+            vector[start:stop] = model.vector[slice(*ours[tensor])]
     return Model(vector)
 
 
@@ -190,7 +185,7 @@ def moved(model: Model, form: TensorSplit, to: TensorSplit) -> Model:
 def statistics_of(form: TensorSplit) -> tuple[Layout, tuple[int, ...]]:
     """Return the layout of a model's BatchNorm statistics, and their positions in its vector.
 
-    In the layout, the statistics in the vector come first. The statistics beside the vector follow.
+    In the layout, those beside the vector come last.
     """
     inside = tuple(t for t, name in enumerate(form.layout.names) if is_statistic(name))
     layout, whole = form.layout, form.whole

@@ -66,7 +66,7 @@ def still_tied(ties: Ties, form: TensorSplit, model: Model) -> Ties:
 
 
 class _Cut(NamedTuple):
-    """How to remove copies (tensors equal to another tensor) from a model, and to restore them."""
+    """How to remove copies from a model, and to restore them."""
 
     form: TensorSplit  # of the model without the copies
     vector: Separation  # separates the vector into copies and the rest
@@ -96,17 +96,14 @@ def _cut(form: TensorSplit, ties: Ties) -> _Cut:
 
 
 def without(form: TensorSplit, ties: Ties) -> TensorSplit:
-    """Return the `TensorSplit` of a model without its copies; `form` itself without copies.
-
-    Copies are tensors that equal another tensor. `ties`: the positions of each copy and its source.
-    """
+    """Return the `TensorSplit` of a model without its copies; `form` itself without copies."""
     return _cut(form, ties).form if ties else form
 
 
 def narrowed(vector: Vector, form: TensorSplit, ties: Ties) -> Vector:
     """Return a model's vector without the tensors that are copies of another tensor."""
-    cut = _cut(form, ties) if ties else None
-    return vector if cut is None or not cut.sources else cut.vector.gather(vector)
+    cut = _cut(form, ties)
+    return cut.vector.gather(vector) if cut.sources else vector
 
 
 def narrowed_model(model: Model, form: TensorSplit, ties: Ties) -> Model:
@@ -121,8 +118,8 @@ def narrowed_model(model: Model, form: TensorSplit, ties: Ties) -> Model:
 
 def widened(vector: Vector, form: TensorSplit, ties: Ties) -> Vector:
     """Undo `narrowed`: return a model's vector with the copies of tensors restored."""
-    cut = _cut(form, ties) if ties else None
-    if cut is None or not cut.sources:
+    cut = _cut(form, ties)
+    if not cut.sources:
         return vector
     return cut.vector.merge(vector, np.concatenate([vector[source] for source in cut.sources]))
 
@@ -130,10 +127,7 @@ def widened(vector: Vector, form: TensorSplit, ties: Ties) -> Vector:
 def widened_own(
     own: Sequence[NativeTensor], form: TensorSplit, ties: Ties
 ) -> tuple[NativeTensor, ...]:
-    """Restore copies among the tensors that are sent in their own dtype.
-
-    A copy is a tensor that equals another tensor of the model, its source.
-    """
+    """Restore copies among the tensors that are sent in their own dtype."""
     if not ties:
         return tuple(own)
     cut, names = _cut(form, ties), form.whole.names
@@ -148,10 +142,7 @@ def widened_model(model: Model, form: TensorSplit, ties: Ties) -> Model:
 
 
 def names_of(ties: Ties, form: TensorSplit) -> dict[str, str]:
-    """Return the name of each copied tensor in the vector, with the name of its source.
-
-    A copy equals another tensor of the model, its source.
-    """
+    """Return the name of each copied tensor in the vector, with the name of its source."""
     names = form.whole.names
     return {names[copy]: names[source] for copy, source in ties if copy not in form.beside}
 
@@ -171,10 +162,8 @@ def form_with_copies(
 ) -> tuple[TensorSplit, Ties]:
     """Add a message's copies to the `TensorSplit` of its payload; return the result and the copies.
 
-    A copy is a tensor that equals another tensor, so the payload leaves it out. `form`: the
-    `TensorSplit` of the payload. Raises `PayloadError` for copies of tensors that the payload does
-    not hold, and for copies that are too large. Also raises it for duplicate names, and for a
-    vector of more than `most` entries.
+    Raises `PayloadError` for copies of tensors that the payload does not hold, for copies that are
+    too large, for duplicate names, and for a vector of more than `most` entries.
     """
     names, said = header.copies or [], header.tied or []
     if not names and not said:
@@ -195,10 +184,8 @@ def form_with_copies(
     called = tuple(next(named if place in copies else rest) for place in range(total))
     number = {p: t for t, p in enumerate(p for p in range(total) if p not in copies)}
     of = [number[copies.get(place, place)] for place in range(total)]
-    shapes, dtypes = (
-        tuple(form.whole.shapes[t] for t in of),
-        tuple(form.whole.dtypes[t] for t in of),
-    )
+    shapes = tuple(form.whole.shapes[t] for t in of)
+    dtypes = tuple(form.whole.dtypes[t] for t in of)
     beside = [place for place in range(total) if of[place] in own_type]
     own = sum(math.prod(shapes[t]) * np.dtype(dtypes[t]).itemsize for t in beside)
     if own > 8 * MAX_SIZE:
@@ -209,11 +196,9 @@ def form_with_copies(
 
 
 def left_tied(ties: Ties, untied: Sequence[int] | None) -> Ties:
-    """Return the copies that a reply leaves out: those in the message except `untied`.
+    """Return the copies that a reply leaves out: the message's `ties` without those `untied`.
 
-    A copy is a tensor that equals another tensor, its source. `ties`: the copies that the message
-    left out, each with its source. `untied`: the positions of the copies that the reply holds.
-    Raises `PayloadError` if `untied` holds the position of any other tensor.
+    Raises `PayloadError` if `untied` holds another position than that of a copy in `ties`.
     """
     if not untied:
         return ties

@@ -12,8 +12,10 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from logging import getLogger
-from typing import TYPE_CHECKING, Any, cast
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -22,11 +24,11 @@ from ..validation import FOREVER
 
 if TYPE_CHECKING:  # earlier versions of Flower have these in other modules, or lack them
     from flwr.proto.node_pb2 import NodeInfo
-    from flwr.supercore.run import Run
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25  # seconds between two polls for replies
 TIMES, LEAST = 10.0, 60.0  # the factor on the time of other replies; the least limit in seconds
 log = getLogger("edgewire")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class TimedGrid(Grid):
@@ -73,24 +75,17 @@ class TimedGrid(Grid):
         """Send queued messages to idle worker processes; call `tend` before a long computation."""
 
     def follow(self, plain_bytes: int, header: str = "") -> None:
-        """Start to estimate the time that the run would take without compression.
+        """Start to estimate the time of the run without compression, with models of `plain_bytes`.
 
-        The estimate replaces each payload by a model of `plain_bytes` bytes. `header`: the name of
-        the header's record, which uncompressed messages lack.
+        `header`: the name of the header's record, which uncompressed messages lack.
         """
 
     def read_records_with(self, restored: Callable[[RecordDict], RecordDict]) -> None:
-        """Let a virtual clock read the local steps in a content's records after `restored`.
-
-        It is needed for contents in compact form (`compact_records.py`).
-        """
+        """Let a virtual clock read the local steps in records in compact form after `restored`."""
 
     @property
     def comparison(self) -> Mapping[str, float | None]:
-        """The estimated time without compression, as fields of a run's result; see `follow`.
-
-        Empty without an estimate.
-        """
+        """The estimated time without compression (`follow`), as fields of a run's result."""
         return {}
 
 
@@ -106,51 +101,46 @@ def timed(grid: Grid) -> TimedGrid:
     return PolledGrid(grid)
 
 
+def _forwarded(method: F) -> F:
+    """Return a method that calls the method with the same name of the grid inside."""
+
+    @wraps(method, updated=())  # without the mark of abstract methods
+    def forwarded(self: Any, *arguments: Any, **options: Any) -> Any:
+        return getattr(self._grid, method.__name__)(*arguments, **options)
+
+    return cast(F, forwarded)
+
+
 class _Forwarding(TimedGrid):
     """Forwards the methods of Flower's `Grid` to the grid inside."""
 
     _grid: Grid
+    run: Any = property(attrgetter("_grid.run"))
+    set_run = _forwarded(Grid.set_run)
+    create_message = _forwarded(Grid.create_message)
+    pull_messages = _forwarded(Grid.pull_messages)
+    send_and_receive = _forwarded(Grid.send_and_receive)
 
-    @property
-    def run(self) -> Run:
-        """Flower's description of the run (`Run`)."""
-        return self._grid.run
-
-    def set_run(self, run: Run) -> None:
-        """Set Flower's description of the run (`Run`)."""
-        self._grid.set_run(run)
-
-    def create_message(self, *arguments: Any, **options: Any) -> Message:
-        """Create a message, as in older versions of Flower."""
-        return self._grid.create_message(*arguments, **options)
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
+    def get_nodes(self) -> Iterable[NodeInfo]:  # which earlier versions of Flower lack
         """Return Flower's descriptions of the present nodes."""
         return self._grid.get_nodes()
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages that have arrived."""
-        return self._grid.pull_messages(message_ids)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Send messages and wait for the replies, at most `timeout` seconds."""
-        return self._grid.send_and_receive(messages, timeout=timeout)
 
 
 class GridWrapper(_Forwarding):
     """Base class of grids that wrap another grid; forwards all methods of `TimedGrid` to it."""
 
     _grid: TimedGrid
+    virtual_seconds: Any = property(attrgetter("_grid.virtual_seconds"))
+    comparison: Any = property(attrgetter("_grid.comparison"))
+    get_node_ids = _forwarded(TimedGrid.get_node_ids)
+    push_messages = _forwarded(TimedGrid.push_messages)
+    pull_before = _forwarded(TimedGrid.pull_before)
+    tend = _forwarded(TimedGrid.tend)
+    follow = _forwarded(TimedGrid.follow)
+    read_records_with = _forwarded(TimedGrid.read_records_with)
 
     def __init__(self, grid: Grid) -> None:
         self._grid = timed(grid)
-
-    @property
-    def virtual_seconds(self) -> float | None:
-        """The wrapped grid's virtual time in seconds; None in real time."""
-        return self._grid.virtual_seconds
 
     @property
     def now(self) -> float:
@@ -161,35 +151,6 @@ class GridWrapper(_Forwarding):
     def next_change(self) -> float | None:
         """The moment at which the wrapped grid's next node appears (`TimedGrid`)."""
         return self._grid.next_change
-
-    def get_node_ids(self) -> Sequence[int]:
-        """Return the ids of the wrapped grid's nodes, ordered by data partition."""
-        return self._grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
-        """Send messages through the wrapped grid, and return their ids."""
-        return self._grid.push_messages(messages, ttl)
-
-    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """Wait for the next replies through the wrapped grid, until the deadline."""
-        return self._grid.pull_before(message_ids, deadline)
-
-    def tend(self) -> None:
-        """Let the wrapped grid send queued messages to idle worker processes."""
-        self._grid.tend()
-
-    def follow(self, plain_bytes: int, header: str = "") -> None:
-        """Let the wrapped grid estimate the run's time without compression."""
-        self._grid.follow(plain_bytes, header)
-
-    def read_records_with(self, restored: Callable[[RecordDict], RecordDict]) -> None:
-        """Let the wrapped grid read the steps in records after `restored`."""
-        self._grid.read_records_with(restored)
-
-    @property
-    def comparison(self) -> Mapping[str, float | None]:
-        """The wrapped grid's estimate of the run's time without compression."""
-        return self._grid.comparison
 
 
 class PolledGrid(_Forwarding):
@@ -277,15 +238,11 @@ class AdaptiveTimeout:
         self.deadline = grid.now + limit
 
     def received(self, replies: int) -> None:
-        """Record that `replies` replies have arrived so far.
-
-        In the first call without a timeout, the deadline is set when half of the replies have come.
-        """
+        """Record that `replies` replies have arrived so far."""
         took = self._grid.now - self._began
         self._slowest.took(took)
-        if not self._adapts or not 2 * replies >= self._asked > replies:
-            return
-        self.deadline = self._grid.now + max(TIMES * took, LEAST)
+        if self._adapts and 2 * replies >= self._asked > replies:
+            self.deadline = self._grid.now + max(TIMES * took, LEAST)
 
     def warn_of_missing(self, missing: int) -> None:
         """Log a warning if `missing` replies have not arrived and the deadline is over."""

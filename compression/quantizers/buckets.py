@@ -79,10 +79,7 @@ def steps(largest: Vector, levels: int) -> Vector:
 
 
 def divide(values: Vector, scales: Vector, size: int, work: Vector) -> Vector:
-    """Divide (m,) values by their buckets' scales, into ``work``.
-
-    The first value is the first of a bucket.
-    """
+    """Divide (m,) values by their buckets' scales, into ``work``; the first begins a bucket."""
     # Values are not multiplied by 1 / scale, which overflows for the smallest scales. A bucket with
     # the scale 0 holds only zeros.
     divisors = np.where(scales == 0, np.float32(1), scales)
@@ -92,10 +89,7 @@ def divide(values: Vector, scales: Vector, size: int, work: Vector) -> Vector:
 
 
 def multiply(levels: NDArray[np.int8], scales: Vector, size: int, out: Vector) -> None:
-    """Set ``out``, (m,), to each level times its bucket's scale.
-
-    The first level is the first of a bucket.
-    """
+    """Set ``out``, (m,), to each level times its bucket's scale; the first begins a bucket."""
     np.copyto(out, levels)
     _by_bucket(np.multiply, out, scales, size, out)
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from ..base import Bounds, Vector
 from ..registry import register
-from .rotation import MOST, Batch, Rotated, RotatedQuantizer, as_signs
+from ..validation import bounded
+from .rotation import MOST, SCALES, Batch, Rotated, RotatedQuantizer, as_signs
 
 
 @register("quantizer")
@@ -42,7 +43,7 @@ class Drive(RotatedQuantizer):
     id: ClassVar[int] = 9
     top: ClassVar[int] = 1
 
-    scale: str = "unbiased"
+    scale: str = bounded("unbiased", one_of=SCALES)
 
     def levels(self, rotated: Rotated, planes: Sequence[NDArray[np.uint8]]) -> Bounds:
         """Write a 1 bit for each negative entry; return the scales."""

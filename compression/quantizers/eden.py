@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ..base import Bounds, Params, Vector
 from ..registry import register
-from ..validation import expect_between
-from .rotation import MOST, Batch, Rotated, RotatedQuantizer
+from ..validation import bounded
+from .rotation import MOST, SCALES, Batch, Rotated, RotatedQuantizer
 
 # The positive half of the levels with the least squared error for a normal distribution (Max 1960,
 # "Quantizing for minimum distortion", table I), times UNIT and rounded. Sums of CHUNK such integers
@@ -50,12 +50,8 @@ class Eden(RotatedQuantizer):
     id: ClassVar[int] = 11
     top: ClassVar[int] = 4 * UNIT  # above the largest level
 
-    bits: int = 2
-    scale: str = "unbiased"
-
-    def __post_init__(self) -> None:
-        expect_between(self.name, "bits", self.bits, 1, len(_LEVELS))
-        super().__post_init__()
+    bits: int = bounded(2, at_least=1, at_most=len(_LEVELS))
+    scale: str = bounded("unbiased", one_of=SCALES)
 
     def params(self) -> Params:
         """Return the number that the decoder needs: bits per value."""

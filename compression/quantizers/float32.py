@@ -19,8 +19,7 @@ from ..base import (
     is_finite,
 )
 from ..registry import register
-
-_F4 = np.dtype("<f4")
+from .scaling import F4
 
 
 @register("quantizer")
@@ -35,12 +34,12 @@ class Float32(Quantizer):
 
     def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
         """Return the values as the only stream, unchanged."""
-        return (values.astype(_F4, copy=False),)
+        return (values.astype(F4, copy=False),)
 
     @classmethod
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of the only stream: one float32 per value."""
-        return (Spec(Kind.FLOATS, _F4, int(parts.segments[-1])),)
+        return (Spec(Kind.FLOATS, F4, int(parts.segments[-1])),)
 
     @classmethod
     def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:

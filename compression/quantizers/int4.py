@@ -19,12 +19,11 @@ from ..base import (
     Vector,
 )
 from ..registry import register
-from ..validation import expect_between
+from ..validation import bounded
 from . import buckets
-from .scaling import check_padding, widen
+from .scaling import U1, check_padding, widen
 
 _U2 = np.dtype("<u2")
-_U1 = np.dtype("u1")
 _LEVELS = 7
 # The bits of the largest bfloat16 that is finite when multiplied by 7.
 _LARGEST = int((np.finfo(np.float32).max / np.float32(_LEVELS)).view(np.uint32)) >> 16
@@ -46,10 +45,7 @@ class Int4(Quantizer):
     name: ClassVar[str] = "int4"
     id: ClassVar[int] = 4
 
-    block: int = 64
-
-    def __post_init__(self) -> None:
-        expect_between(self.name, "block", self.block, buckets.SMALLEST, buckets.LARGEST)
+    block: int = bounded(64, at_least=buckets.SMALLEST, at_most=buckets.LARGEST)
 
     def params(self) -> Params:
         """Return the number that the decoder needs: values per block."""
@@ -64,7 +60,7 @@ class Int4(Quantizer):
         # Scales are rounded up, unless 7 times the scale would overflow.
         halves = np.minimum((bits + 0xFFFF) >> 16, _LARGEST).astype(_U2)
         scales = widen(halves)
-        packed = np.empty(-(-len(values) // 2), dtype=_U1)
+        packed = np.empty(-(-len(values) // 2), dtype=U1)
         work = buckets.temporary(len(values), self.block)
         levels = np.zeros(len(work) + 1, dtype=np.int8)
         for here, which in buckets.chunks(len(values), self.block):
@@ -80,7 +76,7 @@ class Int4(Quantizer):
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: one scale per block, one byte for two values."""
         scales = Spec(Kind.FLOATS, _U2, buckets.count(parts, params[0]))
-        return scales, Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // 2), 256)
+        return scales, Spec(Kind.LEVELS, U1, -(-int(parts.segments[-1]) // 2), 256)
 
     @classmethod
     def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:

@@ -22,10 +22,9 @@ from ..base import (
     Vector,
 )
 from ..registry import register
-from .scaling import BLOCK, check_padding
+from ..validation import bounded
+from .scaling import BLOCK, F4, U1, check_padding
 
-_F4, _U1 = np.dtype("<f4"), np.dtype("u1")
-_CHOICES = (1, 2, 4, 8)
 _BINS = 1 << 15  # the upper 16 bits of a magnitude; the highest of them, the sign, is 0
 _ROUNDS = 200  # of Lloyd's method at most; it mostly ends after twenty
 _SIGN = np.uint32(1 << 31)
@@ -54,13 +53,7 @@ class Lloyd(Quantizer):
     id: ClassVar[int] = 10
     feedback: ClassVar[bool] = True
 
-    magnitudes: int = 1
-
-    def __post_init__(self) -> None:
-        if self.magnitudes not in _CHOICES:
-            raise ValueError(
-                f"option magnitudes of {self.name} must be 1, 2, 4 or 8, not {self.magnitudes}"
-            )
+    magnitudes: int = bounded(1, one_of=(1, 2, 4, 8))
 
     def params(self) -> Params:
         """Return the number that the decoder needs: how many sizes there are."""
@@ -68,7 +61,7 @@ class Lloyd(Quantizer):
 
     def finer(self, bits: int) -> Self:
         """Return this method with 2^``bits`` times as many sizes, at most 8."""
-        return replace(self, magnitudes=min(self.magnitudes << min(bits, 3), _CHOICES[-1]))
+        return replace(self, magnitudes=min(self.magnitudes << min(bits, 3), 8))
 
     def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
         """Return the sizes, the signs, and the bits of each value's number of a size.
@@ -76,7 +69,7 @@ class Lloyd(Quantizer):
         The values are processed in blocks that fit into the cache.
         """
         bounds = _bounds(values, self.magnitudes)
-        signs = np.empty(-(-len(values) // 8), dtype=_U1)
+        signs = np.empty(-(-len(values) // 8), dtype=U1)
         planes = [np.empty_like(signs) for _ in range(_planes(self.magnitudes))]
         counts, sums = np.zeros((2, self.magnitudes))
         for here in _blocks(len(values)):
@@ -94,14 +87,14 @@ class Lloyd(Quantizer):
                 plane[packed] = np.packbits(numbers >> bit & 1, bitorder="little")
         means = sums / np.maximum(counts, 1)
         # A size that stands for no value repeats the one before it.
-        sizes = np.maximum.accumulate(means).astype(_F4)
+        sizes = np.maximum.accumulate(means).astype(F4)
         return sizes, signs, *planes
 
     @classmethod
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: the sizes, and one byte for eight bits."""
-        bits = Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // 8), 256)
-        return Spec(Kind.FLOATS, _F4, params[0]), *[bits] * (1 + _planes(params[0]))
+        bits = Spec(Kind.LEVELS, U1, -(-int(parts.segments[-1]) // 8), 256)
+        return Spec(Kind.FLOATS, F4, params[0]), *[bits] * (1 + _planes(params[0]))
 
     @classmethod
     def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:

@@ -22,10 +22,9 @@ from ..base import (
 )
 from ..layout import Layout
 from ..registry import register
-from ..validation import expect_between
-from .scaling import check_scales
+from ..validation import bounded
+from .scaling import F4, check_scales
 
-_F4 = np.dtype("<f4")
 _MEMORY = "powersgd"
 _BLOCK = 1 << 14  # entries of a product that are computed at a time
 _MOST = float(np.finfo(np.float32).max)
@@ -64,10 +63,7 @@ class PowerSgd(Quantizer):
     id: ClassVar[int] = 8
     feedback: ClassVar[bool] = True
 
-    rank: int = 2
-
-    def __post_init__(self) -> None:
-        expect_between(self.name, "rank", self.rank, 1, 64)
+    rank: int = bounded(2, at_least=1, at_most=64)
 
     def params(self) -> Params:
         """Return the number that the decoder needs, the rank."""
@@ -80,7 +76,7 @@ class PowerSgd(Quantizer):
     def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
         """Take one step of subspace iteration for each tensor; change the stored Q in place."""
         todo = _plan(parts, self.rank)
-        scales, p, q, raw = (np.empty(size, dtype=_F4) for size in todo.sizes)
+        scales, p, q, raw = (np.empty(size, dtype=F4) for size in todo.sizes)
         start = _start({} if parts.shapes is None else memory, len(q), rng)
         for number, matrix in enumerate(todo.matrices):
             m = _as_matrix(values[matrix.values], matrix)
@@ -103,7 +99,7 @@ class PowerSgd(Quantizer):
     @classmethod
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: scales, all P, all Q, the uncompressed tensors."""
-        return tuple(Spec(Kind.FLOATS, _F4, size) for size in _plan(parts, params[0]).sizes)
+        return tuple(Spec(Kind.FLOATS, F4, size) for size in _plan(parts, params[0]).sizes)
 
     @classmethod
     def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
@@ -129,10 +125,7 @@ class PowerSgd(Quantizer):
 
 
 def _start(memory: Memory, size: int, rng: Rng) -> Vector:
-    """Return the stored matrices Q of all tensors; if there are none, make random ones.
-
-    They are Gaussian, (size,) float32.
-    """
+    """Return the stored matrices Q of all tensors, (size,) float32, or new ones (Gaussian)."""
     kept = memory.get(_MEMORY)
     if kept is None or kept.shape != (size,) or kept.dtype != np.float32:
         kept = memory[_MEMORY] = rng.generator.standard_normal(size, dtype=np.float32)
@@ -162,10 +155,7 @@ class _Factored(NamedTuple):
 
 
 def _plan(parts: TensorSlices, rank: int) -> _Factored:
-    """Decide which tensors are sent as products: those with more entries than P and Q together.
-
-    The result depends only on rank, sizes and shapes, which sender and receiver know.
-    """
+    """Decide, at both ends, which tensors have more entries than P and Q together."""
     matrices: list[_Matrix] = []
     raw: list[slice] = []
     p = q = others = 0
@@ -184,10 +174,7 @@ def _plan(parts: TensorSlices, rank: int) -> _Factored:
 
 
 def _shape(size: int, shape: tuple[int, ...] | None) -> tuple[int, int]:
-    """Return the rows and columns of the matrix that a tensor of ``size`` entries is written as.
-
-    If only some entries of the tensor are sent, the matrix is nearly a square.
-    """
+    """Return the rows and columns of a tensor's matrix; nearly a square without a shape."""
     if shape is None:
         cols = math.isqrt(max(size - 1, 0)) + 1
         return -(-size // cols), cols
@@ -224,10 +211,7 @@ def _iterate(m: Vector, q: Vector) -> tuple[Vector, Vector]:
 
 
 def _multiply(p: Vector, q: Vector, scale: float, out: Vector) -> None:
-    """Set the flat ``out`` to P Q^T times ``scale``, clipped to finite values.
-
-    Entries of P Q^T beyond the end of ``out``, which are padding, are left out.
-    """
+    """Set the flat ``out`` to P Q^T times ``scale``, clipped to finite values, without padding."""
     rows, cols = len(p), len(q)
     step = min(rows, max(1, _BLOCK // cols))
     work = np.empty((step, cols), dtype=np.float32)

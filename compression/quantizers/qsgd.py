@@ -18,11 +18,10 @@ from ..base import (
     Vector,
 )
 from ..registry import register
-from ..validation import expect_between, expect_one_of
+from ..validation import bounded
 from . import buckets
-from .scaling import check_scales, round_by_chance
+from .scaling import F4, check_scales, round_by_chance
 
-_F4 = np.dtype("<f4")
 _I1 = np.dtype("i1")
 
 
@@ -46,14 +45,9 @@ class Qsgd(Quantizer):
     name: ClassVar[str] = "qsgd"
     id: ClassVar[int] = 5
 
-    levels: int = 7
-    bucket: int = 512
-    norm: str = "max"
-
-    def __post_init__(self) -> None:
-        expect_between(self.name, "levels", self.levels, 1, 127)
-        expect_between(self.name, "bucket", self.bucket, buckets.SMALLEST, buckets.LARGEST)
-        expect_one_of(self.name, "norm", self.norm, ("max", "l2"))
+    levels: int = bounded(7, at_least=1, at_most=127)
+    bucket: int = bounded(512, at_least=buckets.SMALLEST, at_most=buckets.LARGEST)
+    norm: str = bounded("max", one_of=("max", "l2"))
 
     def params(self) -> Params:
         """Return the numbers that the decoder needs: levels, and values per bucket."""
@@ -74,12 +68,12 @@ class Qsgd(Quantizer):
             scaled = buckets.divide(values[here], scales[which], self.bucket, work)
             round_by_chance(scaled, self.levels, rng.generator, draws[: len(scaled)])
             np.copyto(levels[here], scaled, casting="unsafe")
-        return scales.astype(_F4, copy=False), levels
+        return scales.astype(F4, copy=False), levels
 
     @classmethod
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: one scale per bucket, one int8 level per value."""
-        scales = Spec(Kind.FLOATS, _F4, buckets.count(parts, params[1]))
+        scales = Spec(Kind.FLOATS, F4, buckets.count(parts, params[1]))
         return scales, Spec(Kind.LEVELS, _I1, int(parts.segments[-1]))
 
     @classmethod

@@ -25,7 +25,6 @@ from ..base import (
     TensorSlices,
     Vector,
 )
-from ..validation import expect_one_of
 from .scaling import F4, check_scales
 
 SCALES = ("unbiased", "least")
@@ -188,9 +187,6 @@ class RotatedQuantizer(Quantizer):
     top: ClassVar[int]
     scale: str
 
-    def __post_init__(self) -> None:
-        expect_one_of(self.name, "scale", self.scale, SCALES)
-
     @abstractmethod
     def levels(self, rotated: Rotated, planes: Sequence[NDArray[np.uint8]]) -> Bounds:
         """Write the bits of a batch's levels to its part of ``planes``; return its (c,) scales."""
@@ -216,10 +212,7 @@ class RotatedQuantizer(Quantizer):
 
     @classmethod
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
-        """Return the `Spec` of each stream: seed, one scale per chunk, bits of padded values.
-
-        A value has one bit, unless the only parameter is the number of bits.
-        """
+        """Return the `Spec` of each stream: seed, one scale per chunk, bits of padded values."""
         bits = params[0] if params else 1
         chunks = size = 0
         for run in runs(parts.segments):

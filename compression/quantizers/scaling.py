@@ -21,7 +21,7 @@ from ..base import (
     Vector,
 )
 
-F4 = np.dtype("<f4")
+F4, U1 = np.dtype("<f4"), np.dtype("u1")
 BLOCK = 1 << 16  # entries that are processed at a time; their 256 kB fit into a core's cache
 
 

@@ -25,11 +25,9 @@ from ..base import (
     Vector,
 )
 from ..registry import register
-from ..validation import expect_one_of
-from .scaling import BLOCK, check_padding
+from ..validation import bounded
+from .scaling import BLOCK, F4, U1, check_padding
 
-_F4 = np.dtype("<f4")
-_U1 = np.dtype("u1")
 _MODES = ("tensor", "column")
 _HUGE = np.finfo(np.float32).max
 _NARROW = 64  # the fewest values of a column; their bits take 8 bytes, as two float32 means do
@@ -56,10 +54,7 @@ class Sign(Quantizer):
     id: ClassVar[int] = 7
     feedback: ClassVar[bool] = True
 
-    means: str = "tensor"
-
-    def __post_init__(self) -> None:
-        expect_one_of(self.name, "means", self.means, _MODES)
+    means: str = bounded("tensor", one_of=_MODES)
 
     def params(self) -> Params:
         """Return the number for the decoder: 0 for means of tensors, 1 for means of columns."""
@@ -79,17 +74,14 @@ class Sign(Quantizer):
         sums, counts = self._sides(values, parts, signs, np.float32)
         if not np.isfinite(sums).all():
             sums, counts = self._sides(values, parts, signs, np.float64)
-        means = (sums / np.maximum(counts, 1)).astype(_F4)
+        means = (sums / np.maximum(counts, 1)).astype(F4)
         return means.reshape(-1), np.packbits(signs, bitorder="little")
 
     @classmethod
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
-        """Return the `Spec` of each stream: two means per group, one byte for eight values.
-
-        A group is a tensor or a column.
-        """
-        means = Spec(Kind.FLOATS, _F4, 2 * sum(_groups(parts, params[0] == 1)))
-        return means, Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // 8), 256)
+        """Return the `Spec` of each stream: two means per group, one byte for eight values."""
+        means = Spec(Kind.FLOATS, F4, 2 * sum(_groups(parts, params[0] == 1)))
+        return means, Spec(Kind.LEVELS, U1, -(-int(parts.segments[-1]) // 8), 256)
 
     @classmethod
     def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
@@ -122,9 +114,8 @@ class Sign(Quantizer):
     ) -> tuple[Bounds, NDArray[np.int64]]:
         """Return the sum and count of negative values in each group, and of the other values.
 
-        A group is a tensor or a column. Both results have the shape (2, G), negative values first.
-        ``signs`` is set to True for values that are not negative. ``dtype``: the dtype of sums of
-        up to BLOCK values.
+        Both results have the shape (2, G), negative values first. ``signs`` is set to True for
+        values that are not negative. ``dtype``: of sums of up to BLOCK values.
         """
         by_column = self.means == "column"
         sums = np.zeros((2, sum(_groups(parts, by_column))))
@@ -145,10 +136,7 @@ class Sign(Quantizer):
 
 
 class _Piece(NamedTuple):
-    """Up to BLOCK values in rows of equal length; each row is one group or a part of one group.
-
-    A group is a whole tensor, or one column of a weight matrix.
-    """
+    """Up to BLOCK values in rows of equal length; each row is one group or a part of one group."""
 
     here: slice  # the values' slice of the vector
     groups: slice  # the numbers of the rows' groups
@@ -174,11 +162,7 @@ def _pieces(parts: TensorSlices, columns: bool) -> Iterator[_Piece]:
 
 
 def _groups(parts: TensorSlices, columns: bool) -> list[int]:
-    """Return the number of groups of each tensor: one, or one per index of its first dimension.
-
-    A tensor has several groups if all of the following are true: ``columns`` is True, the tensor
-    has two or more dimensions, all its entries are sent, and a group has _NARROW or more values.
-    """
+    """Return the number of groups of each tensor: one, or one per index of its first dimension."""
     sizes = np.diff(parts.segments).tolist()
     if parts.shapes is None or not columns:
         return [1] * len(sizes)

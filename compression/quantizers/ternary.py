@@ -19,7 +19,7 @@ from ..base import (
     Vector,
 )
 from ..registry import register
-from ..validation import expect_at_least
+from ..validation import bounded
 from .scaling import ScaledQuantizer, blocks, divide, magnitudes, round_by_chance, temporary
 
 _TRITS = 5  # base-3 digits in a byte: 3^5 = 243
@@ -46,10 +46,7 @@ class Ternary(ScaledQuantizer):
     id: ClassVar[int] = 6
     dtype: ClassVar[np.dtype[Any]] = np.dtype("i1")
 
-    clip: float = 2.5
-
-    def __post_init__(self) -> None:
-        expect_at_least(self.name, "clip", self.clip, 0)
+    clip: float = bounded(2.5, at_least=0)
 
     def round(self, scaled: Vector, rng: Rng, draws: Vector) -> None:
         """Round at random to -1, 0 or 1, in place; this also clips."""

@@ -12,7 +12,7 @@ from ..layout import Layout
 from ..per_tensor import SCOPES, count
 from ..registry import register
 from ..selection import largest, uniform
-from ..validation import expect_at_least, expect_between, expect_one_of, expect_share
+from ..validation import bounded
 
 KEEPS = ("loss", "random")
 OPERATORS = ("union", "map", "gradient", "proportional", "largest")
@@ -56,27 +56,15 @@ class CESGD(Sparsifier):
     name: ClassVar[str] = "cesgd"
     id: ClassVar[int] = 7
     repeats: ClassVar[bool] = True
+    stores: ClassVar[tuple[int, int]] = (5, 8)  # the map M and V; the last loss
 
-    density: float = 0.12
-    operator: str = "union"
-    gain: float = 1.5
-    speculative: float = 0.002
-    decay: float = 1.0
-    keep: str = "loss"
-    scope: str = "tensor"
-
-    def __post_init__(self) -> None:
-        expect_share(self.name, "density", self.density)
-        expect_one_of(self.name, "operator", self.operator, OPERATORS)
-        expect_at_least(self.name, "gain", self.gain, 0)
-        expect_between(self.name, "speculative", self.speculative, 0, 1)
-        expect_between(self.name, "decay", self.decay, 0, 1)
-        expect_one_of(self.name, "keep", self.keep, KEEPS)
-        expect_one_of(self.name, "scope", self.scope, SCOPES)
-
-    def memory_bytes(self, layout: Layout) -> int:
-        """Return five bytes per parameter (for the map M and V), plus the last loss's bytes."""
-        return 5 * layout.size + 8
+    density: float = bounded(0.12, above=0, at_most=1)
+    operator: str = bounded("union", one_of=OPERATORS)
+    gain: float = bounded(1.5, at_least=0)
+    speculative: float = bounded(0.002, at_least=0, at_most=1)
+    decay: float = bounded(1.0, at_least=0, at_most=1)
+    keep: str = bounded("loss", one_of=KEEPS)
+    scope: str = bounded("tensor", one_of=SCOPES)
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
         """Select the entries of V: the last V if the loss fell, otherwise a new V."""
@@ -103,10 +91,7 @@ class CESGD(Sparsifier):
         return Selection(indices, update[indices], better)
 
     def _chances(self, update: Vector, weights: Vector, layout: Layout, out: Vector) -> None:
-        """Write the probability p that each entry is in the new V to ``out``.
-
-        It is computed for each tensor or for the whole model.
-        """
+        """Write the probability p that each entry is in the new V to ``out``."""
         for start, stop in pairwise(layout.offsets if self.scope == "tensor" else [0, len(out)]):
             if stop > start and self.density < 1:
                 here = slice(start, stop)

@@ -10,7 +10,7 @@ from ..base import Indices, ResidualSparsifier, Selection, SparsifyContext, Vect
 from ..layout import Layout
 from ..per_tensor import counts, largest_of_each
 from ..registry import register
-from ..validation import expect_at_least, expect_below_one, expect_between, expect_one_of
+from ..validation import bounded
 
 LAYERS = ("all", "conv")
 WARMUP = (0.75, 0.9375, 0.984375, 0.996)  # sparsities of the warm-up's four parts
@@ -39,32 +39,20 @@ class DGC(ResidualSparsifier):
 
     name: ClassVar[str] = "dgc"
     id: ClassVar[int] = 8
+    stores: ClassVar[tuple[int, int]] = (8, 8)  # u and v; the number of steps
 
-    sparsity: float = 0.999
-    momentum: float = 0.9
-    warmup_steps: int = 0
-    clip_norm: float = 0.0
-    workers: int = 0
-    layers: str = "all"
-    masked_from: float = 0.99
-
-    def __post_init__(self) -> None:
-        expect_below_one(self.name, "sparsity", self.sparsity)
-        expect_between(self.name, "momentum", self.momentum, 0, 1)
-        expect_at_least(self.name, "warmup_steps", self.warmup_steps, 0)
-        expect_at_least(self.name, "clip_norm", self.clip_norm, 0)
-        expect_at_least(self.name, "workers", self.workers, 0)
-        expect_one_of(self.name, "layers", self.layers, LAYERS)
-        expect_between(self.name, "masked_from", self.masked_from, 0, 1)
+    sparsity: float = bounded(0.999, at_least=0, below=1)
+    momentum: float = bounded(0.9, at_least=0, at_most=1)
+    warmup_steps: int = bounded(0, at_least=0)
+    clip_norm: float = bounded(0.0, at_least=0)
+    workers: int = bounded(0, at_least=0)
+    layers: str = bounded("all", one_of=LAYERS)
+    masked_from: float = bounded(0.99, at_least=0, at_most=1)
 
     @property
     def residual_key(self) -> str | None:
         """Name of the velocity v, float32 (n,)."""
         return "velocity"
-
-    def memory_bytes(self, layout: Layout) -> int:
-        """Return eight bytes per parameter (u and v), plus the bytes of the number of steps."""
-        return 8 * layout.size + 8
 
     @property
     def gain_of_momentum(self) -> float:
@@ -82,21 +70,14 @@ class DGC(ResidualSparsifier):
         return velocity
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
-        """Return the indices to send: each tensor's largest entries, all entries of some tensors.
-
-        Tensors that are sent whole are those of at most one dimension, and with ``layers="conv"``
-        all except convolutions.
-        """
+        """Return the indices to send: each tensor's largest entries, or all of some tensors."""
         wanted = counts(1 - self.sparsity_at(_steps(step)), step.layout)
         sizes = np.diff(step.layout.offsets)
         wanted = np.where(self._whole(step.layout), sizes, wanted)
         return largest_of_each(given, step.layout.offsets, wanted)
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Select the entries to send, set their momentum to 0, and count the step.
-
-        In the warm-up, at a sparsity below ``masked_from``, the momentum stays.
-        """
+        """Select the entries to send, set their momentum to 0, and count the step."""
         indices, values, _ = super().select(update, step)
         assert indices is not None
         if self.sparsity_at(_steps(step)) >= self.masked_from:

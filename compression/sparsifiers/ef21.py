@@ -6,9 +6,8 @@ from typing import ClassVar
 import numpy as np
 
 from ..base import SparsifyContext, Vector, get_or_zeros
-from ..layout import Layout
 from ..registry import register
-from ..validation import expect_share
+from ..validation import bounded
 from .topk import TopK
 
 
@@ -28,16 +27,9 @@ class EF21(TopK):
     name: ClassVar[str] = "ef21"
     id: ClassVar[int] = 9
     incremental: ClassVar[bool] = True
+    stores: ClassVar[tuple[int, int]] = (8, 0)  # v - h and v
 
-    eta: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        expect_share(self.name, "eta", self.eta)
-
-    def memory_bytes(self, layout: Layout) -> int:
-        """Return eight bytes per parameter, for v - h and v."""
-        return 8 * layout.size
+    eta: float = bounded(0.1, above=0, at_most=1)
 
     def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
         """Change the momentum v, add its change to v - h, and return v - h, float32 (n,)."""

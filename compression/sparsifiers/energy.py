@@ -10,7 +10,7 @@ from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
 from ..registry import register
 from ..sampling import BLOCK
 from ..selection import MOST, bits_of, largest
-from ..validation import expect_at_least, expect_below_one, expect_between, expect_share
+from ..validation import bounded
 
 WORDS = {"low": 0.1, "medium": 0.3, "high": 1.0}  # of `fidelity`
 # The upper 16 bits of a finite magnitude are its class. A class counts as its middle, squared.
@@ -56,19 +56,15 @@ class Energy(ResidualSparsifier):
     id: ClassVar[int] = 10
     scalable: ClassVar[bool] = True
 
-    energy: float = 0.5
-    last_energy: float = 0.8
-    last_share: float = 0.25
-    total_steps: int = 0
+    energy: float = bounded(0.5, above=0, at_most=1)
+    last_energy: float = bounded(0.8, above=0, at_most=1)
+    last_share: float = bounded(0.25, at_least=0, below=1)
+    total_steps: int = bounded(0, at_least=0)
     fidelity: str = "high"
-    fidelity_power: float = 1.0
+    fidelity_power: float = bounded(1.0, at_least=0, at_most=1)
 
     def __post_init__(self) -> None:
-        expect_share(self.name, "energy", self.energy)
-        expect_share(self.name, "last_energy", self.last_energy)
-        expect_below_one(self.name, "last_share", self.last_share)
-        expect_at_least(self.name, "total_steps", self.total_steps, 0)
-        expect_between(self.name, "fidelity_power", self.fidelity_power, 0, 1)
+        super().__post_init__()
         _factor(self.fidelity)
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:

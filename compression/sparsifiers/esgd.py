@@ -7,13 +7,10 @@ import numpy as np
 
 from ..base import Indices, Selection, Sparsifier, SparsifyContext, Vector, fallen, get_or_zeros
 from ..buffers import workspace
-from ..layout import Layout
 from ..per_tensor import count
 from ..registry import register
 from ..selection import above, largest, uniform, weighted
-from ..validation import expect_below_one, expect_between, expect_one_of
-
-RESIDUALS = ("momentum", "ema")
+from ..validation import bounded
 
 
 @register("sparsifier")
@@ -40,17 +37,12 @@ class ESGD(Sparsifier):
     name: ClassVar[str] = "esgd"
     id: ClassVar[int] = 6
     repeats: ClassVar[bool] = True
+    stores: ClassVar[tuple[int, int]] = (9, 8)  # residual, H and S; the last loss
 
-    drop: float = 0.5
-    residual: str = "momentum"
-    beta: float = 0.9
-    cap: float = 0.5
-
-    def __post_init__(self) -> None:
-        expect_below_one(self.name, "drop", self.drop)
-        expect_one_of(self.name, "residual", self.residual, RESIDUALS)
-        expect_between(self.name, "beta", self.beta, 0, 1)
-        expect_between(self.name, "cap", self.cap, 0, 1)
+    drop: float = bounded(0.5, at_least=0, below=1)
+    residual: str = bounded("momentum", one_of=("momentum", "ema"))
+    beta: float = bounded(0.9, at_least=0, at_most=1)
+    cap: float = bounded(0.5, at_least=0, at_most=1)
 
     @property
     def residual_key(self) -> str | None:
@@ -61,10 +53,6 @@ class ESGD(Sparsifier):
     def gain_of_momentum(self) -> float:
         """How much of an update is sent if it is sent a step late."""
         return self.beta if self.residual == "momentum" else 1 - self.beta
-
-    def memory_bytes(self, layout: Layout) -> int:
-        """Return nine bytes per parameter (residual, H and S), plus the bytes of the last loss."""
-        return 9 * layout.size + 8
 
     def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
         """Add the update g to the decayed residual r, and return the new r, (n,)."""

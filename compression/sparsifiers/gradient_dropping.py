@@ -10,9 +10,8 @@ from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
 from ..per_tensor import SCOPES, count, largest_in
 from ..registry import register
 from ..selection import above, largest
-from ..validation import expect_below_one, expect_one_of
+from ..validation import bounded
 
-THRESHOLDS = ("exact", "sampled")
 SAMPLE = 0.001  # the sample's share of the entries, as in the paper; at least LEAST entries
 LEAST = 1000
 
@@ -34,14 +33,9 @@ class GradientDropping(ResidualSparsifier):
     name: ClassVar[str] = "gradient_dropping"
     id: ClassVar[int] = 3
 
-    drop: float = 0.99
-    scope: str = "global"
-    cut: str = "exact"
-
-    def __post_init__(self) -> None:
-        expect_below_one(self.name, "drop", self.drop)
-        expect_one_of(self.name, "scope", self.scope, SCOPES)
-        expect_one_of(self.name, "cut", self.cut, THRESHOLDS)
+    drop: float = bounded(0.99, at_least=0, below=1)
+    scope: str = bounded("global", one_of=SCOPES)
+    cut: str = bounded("exact", one_of=("exact", "sampled"))
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
         """Return the indices of the entries to send."""
@@ -51,26 +45,21 @@ class GradientDropping(ResidualSparsifier):
         generator = step.rng.generator
         if self.scope == "global":
             return _sampled(given, share, generator)
-        bounds = step.layout.offsets.tolist()
         found = [
             _sampled(given[start:stop], share, generator) + np.uint32(start)
-            for start, stop in pairwise(bounds)
+            for start, stop in pairwise(step.layout.offsets.tolist())
             if stop > start
         ]
         return np.concatenate([np.empty(0, dtype=np.uint32), *found])
 
 
 def _sampled(values: Vector, share: float, generator: np.random.Generator) -> Indices:
-    """Return the indices of magnitudes above a threshold: a quantile of a random sample.
-
-    Entries equal to the threshold are included, but never zeros.
-    """
+    """Return the indices of magnitudes above a threshold: a quantile of a random sample."""
     size = min(len(values), max(LEAST, int(SAMPLE * len(values))))
     if not size:
         return np.empty(0, dtype=np.uint32)
     sample = np.abs(values[generator.integers(len(values), size=size)])
     last = largest(sample, count(share, size))
     threshold = float(sample[last].min(initial=np.inf))
-    # Entries equal to the threshold are selected too, but never zeros. `above` selects only larger
-    # magnitudes, so the comparison is with the next smaller float32.
-    return above(values, np.nextafter(np.float32(threshold), np.float32(0)) if threshold else 0.0)
+    # Entries equal to the threshold are selected too, but never zeros.
+    return above(values, threshold, inclusive=threshold > 0)

@@ -9,7 +9,7 @@ from ..base import Indices, ResidualSparsifier, Selection, SparsifyContext, Vect
 from ..layout import Layout
 from ..per_tensor import SCOPES, random_in
 from ..registry import register
-from ..validation import expect_one_of, expect_share
+from ..validation import bounded
 
 
 @register("sparsifier")
@@ -26,20 +26,13 @@ class RandomK(ResidualSparsifier):
     name: ClassVar[str] = "randomk"
     id: ClassVar[int] = 4
 
-    density: float = 0.01
-    scope: str = "global"
+    density: float = bounded(0.01, above=0, at_most=1)
+    scope: str = bounded("global", one_of=SCOPES)
     rescale: bool = False
-
-    def __post_init__(self) -> None:
-        expect_share(self.name, "density", self.density)
-        expect_one_of(self.name, "scope", self.scope, SCOPES)
 
     @property
     def contracts(self) -> bool:
-        """Whether error feedback converges: False with ``rescale``, because the error would grow.
-
-        The error is then up to n / k times the update, for k of n entries.
-        """
+        """False with ``rescale``: the error is up to n / k times the update, for k of n entries."""
         return not self.rescale
 
     @property
@@ -56,10 +49,7 @@ class RandomK(ResidualSparsifier):
         return random_in(step.layout, self.density, self.scope, step.rng.generator)
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Select random entries of residual + update; with ``rescale``, of the update alone.
-
-        With ``rescale`` the values are multiplied by n / k, if k of n entries are sent.
-        """
+        """Select random entries of residual + update; with ``rescale``, of the update alone."""
         if not self.rescale:
             return super().select(update, step)
         indices = self.choose(update, step)

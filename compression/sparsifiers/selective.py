@@ -7,9 +7,7 @@ from ..base import Indices, Selection, Sparsifier, SparsifyContext, Vector
 from ..per_tensor import SCOPES, count, largest_in, random_in
 from ..registry import register
 from ..selection import above, uniform
-from ..validation import expect_at_least, expect_one_of, expect_share
-
-PICKS = ("largest", "random")
+from ..validation import bounded
 
 
 @register("sparsifier")
@@ -27,16 +25,13 @@ class Selective(Sparsifier):
     name: ClassVar[str] = "selective"
     id: ClassVar[int] = 5
 
-    density: float = 0.01
-    scope: str = "global"
-    pick: str = "largest"
-    threshold: float = 0.0
+    density: float = bounded(0.01, above=0, at_most=1)
+    scope: str = bounded("global", one_of=SCOPES)
+    pick: str = bounded("largest", one_of=("largest", "random"))
+    threshold: float = bounded(0.0, at_least=0)
 
     def __post_init__(self) -> None:
-        expect_share(self.name, "density", self.density)
-        expect_one_of(self.name, "scope", self.scope, SCOPES)
-        expect_one_of(self.name, "pick", self.pick, PICKS)
-        expect_at_least(self.name, "threshold", self.threshold, 0)
+        super().__post_init__()
         if self.threshold and (self.pick, self.scope) != ("random", "global"):
             raise ValueError("option threshold of selective goes with pick random and scope global")
 

@@ -8,9 +8,7 @@ import numpy as np
 from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
 from ..registry import register
 from ..selection import above
-from ..validation import expect_at_least, expect_one_of
-
-SENT = ("tau", "value")
+from ..validation import bounded
 
 
 @register("sparsifier")
@@ -27,12 +25,11 @@ class Threshold(ResidualSparsifier):
     name: ClassVar[str] = "threshold"
     id: ClassVar[int] = 2
 
-    threshold: float = 1e-3
-    sent: str = "tau"
+    threshold: float = bounded(1e-3, at_least=0)
+    sent: str = bounded("tau", one_of=("tau", "value"))
 
     def __post_init__(self) -> None:
-        expect_at_least(self.name, "threshold", self.threshold, 0)
-        expect_one_of(self.name, "sent", self.sent, SENT)
+        super().__post_init__()
         if not self.threshold and self.sent == "tau":
             raise ValueError(
                 "option threshold of threshold must be above 0 where it is what is sent"

@@ -6,7 +6,7 @@ from typing import ClassVar
 from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
 from ..per_tensor import SCOPES, largest_in, largest_in_chunks
 from ..registry import register
-from ..validation import expect_at_least, expect_one_of, expect_share
+from ..validation import bounded
 
 
 @register("sparsifier")
@@ -28,18 +28,11 @@ class TopK(ResidualSparsifier):
     id: ClassVar[int] = 1
     scalable: ClassVar[bool] = True
 
-    density: float = 0.01
-    scope: str = "global"
-    chunk_size: int = 4096
-    warmup_density: float = 0.04
-    warmup_steps: int = 0
-
-    def __post_init__(self) -> None:
-        expect_share(self.name, "density", self.density)
-        expect_one_of(self.name, "scope", self.scope, (*SCOPES, "chunk"))
-        expect_at_least(self.name, "chunk_size", self.chunk_size, 1)
-        expect_share(self.name, "warmup_density", self.warmup_density)
-        expect_at_least(self.name, "warmup_steps", self.warmup_steps, 0)
+    density: float = bounded(0.01, above=0, at_most=1)
+    scope: str = bounded("global", one_of=(*SCOPES, "chunk"))
+    chunk_size: int = bounded(4096, at_least=1)
+    warmup_density: float = bounded(0.04, above=0, at_most=1)
+    warmup_steps: int = bounded(0, at_least=0)
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
         """Return the indices of the entries with the largest magnitudes."""

@@ -28,7 +28,7 @@ from rich.console import Console
 from edgewire.command.from_data import from_data
 from edgewire.command.job import prepare, set_up_logging
 from edgewire.command.python_api import run_sweep
-from edgewire.command.saved_config import composed_from, options_first
+from edgewire.command.saved_config import BESIDE_OF, composed_from, options_first
 from edgewire.conf.load import typed
 from edgewire.conf.network import network_named
 from edgewire.conf.own_packages import look_in
@@ -52,7 +52,8 @@ WIDTH = 110  # characters of a line, if no terminal says it
 USAGE = """python run.py compare [OVERRIDES] [--config-dir DIR]         (more in docs/sweeps.md)
 
 Trains a task, chosen as for python run.py, without compression, with int8 values, and with few
-bytes. network=lora, or network=10/1 (Mbit/s down and up); algorithm=A,B: other presets; seed=0,1
+bytes. network=lora, or network=10/1 (Mbit/s down and up); algorithm=A,B: other presets
+shorter: rounds=5, and fewer seeds: seed=0,1
 goal=accuracy:0.9 network=lora   what reaches it soonest; minutes=5: searched in less time
 goal=within:1                    the fewest bytes within 1 point (or 3 %); bytes=up: bytes up"""
 OWN_DATA = "python run.py compare task=table dataset.root=FILE.csv dataset.target=COLUMN"
@@ -92,6 +93,8 @@ class Comparison:
         for each in OverridesParser.create().parse_overrides(overrides):
             word, key = str(each.input_line), each.key_or_group
             value = word.partition("=")[2]
+            if key in BESIDE_OF:
+                raise ConfigError(f"compare takes no {key}=: it trains new models")
             if each.is_sweep_override() and key not in ASKED:
                 raise ConfigError(f"{word} has several values: compare takes one task")
             if key in (*ASKED, *OWN):
@@ -133,7 +136,8 @@ class Comparison:
     def title(self) -> str:
         """The data, the model and the nodes. Raises `TaskError` for a task that cannot train."""
         set_up_logging(verbose=False)
-        return trained(prepare(self.config), Path()).rpartition(" · ")[0]
+        root = str(self.base.dataset.root or "null")
+        return trained(prepare(self.config), Path(), root).rpartition(" · ")[0]
 
     @property
     def is_known(self) -> bool:
@@ -172,8 +176,8 @@ class Comparison:
         """
         if "lr" in self.given:
             return [*methods]
-        say("the learning rates are searched first, in short runs")
         rates = [self.at_rates(each) for each in methods]
+        say(f"first {len({*chain(*rates)})} short runs search the learning rates")
         done = self.make(chain(*rates), self.seeds[:1], self.rounds // 3, VALIDATE)
 
         def order(method: Method) -> float:
@@ -206,7 +210,7 @@ class Comparison:
         own += [*words, f"nodes={self.nodes}", f"hydra.sweeper.cases={json.dumps(cases)}"]
         logging.disable(logging.WARNING)  # a rate that is too high has many
         try:
-            found = run_sweep([*self.options, *self.task, *own])
+            found = run_sweep([*self.options, *self.task, *own], shell=True)
         finally:
             logging.disable(logging.NOTSET)
         results: dict[Method, list[Run]] = {}
@@ -244,11 +248,9 @@ def compare(words: Sequence[str]) -> int:
         return search(asked)
     if beside := [key for key in ("minutes", "bytes") if key in asked.given]:
         raise ConfigError(f"{beside[0]}= goes with goal=, as in goal=accuracy:0.9 network=lora")
-    methods, seeds = asked.methods(NAMES), len(asked.seeds)
-    size = (
-        f"{asked.rounds} round{'s' * (asked.rounds > 1)} · {len(methods)} methods x {seeds} seeds"
-    )
-    say(f"{asked.title}, {size}")
+    methods = asked.methods(NAMES)
+    size = f"{len(methods) * len(asked.seeds)} runs of {len(methods)} methods"
+    say(f"{asked.title}, {asked.rounds} round{'s' * (asked.rounds > 1)} · {size}")
     methods = methods if asked.is_known else asked.with_best_rates(methods)
     found = asked.make(methods, asked.seeds)
     done = [*chain(*found.values())]

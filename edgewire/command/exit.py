@@ -33,10 +33,12 @@ STOPPED = 130  # exit code after Ctrl-C
 class Caller:
     """`python`: whether Python code has called; it gets results and exceptions, not lines.
 
-    `progress`: whether to show the progress of a run.
+    `shell`: whether that code belongs to a command, so that hints are for a shell. `progress`:
+    whether to show the progress of a run.
     """
 
     python = False
+    shell = False
     progress = True
 
 

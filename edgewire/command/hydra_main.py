@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from contextlib import chdir
 from pathlib import Path
@@ -31,7 +32,10 @@ def run_hydra(words: list[str]) -> None:
     keep_loopback_direct()
     with clear_errors(), orderly_exit(), SWEEP:
         if {"-h", "--help"} & set(words):
-            print(help_text(words))
+            text = help_text(words)
+            if hasattr(signal, "SIGPIPE"):
+                signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the command silently
+            print(text)
             return
         sys.argv = [sys.argv[0], *command_line(words)]
         with chdir(started_in(words)):

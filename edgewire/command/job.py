@@ -40,7 +40,7 @@ from edgewire.command.sweep import (
 )
 from edgewire.compression.base import PayloadError
 from edgewire.conf.check import build, check_targets
-from edgewire.conf.load import typed
+from edgewire.conf.load import name_algorithm, typed
 from edgewire.conf.own_packages import look_in
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.machine.errors import Ended, EngineError
@@ -88,6 +88,7 @@ def job(composed: DictConfig) -> None:
     another process has the folder's lock, write it into the sweep's folder.
     """
     hydra = HydraConfig.get()
+    name_algorithm(composed, hydra.runtime.choices)
     folder = RUN.folder = Path(hydra.runtime.output_dir)
     sweep, began, held = hydra.mode is RunMode.MULTIRUN, time.time(), ExitStack()
     place = Path(hydra.sweep.dir, REFUSED, str(hydra.job.num)) if sweep else folder
@@ -231,11 +232,15 @@ def how_to_resume(folder: Path, *, sweep: bool) -> str:
     word = f"resume={folder}"
     call, effect = f"train(resume={str(folder)!r})", "resumes it"
     if sweep:
-        word = f"continue={Path(HydraConfig.get().sweep.dir).absolute()}"
+        top = Path(HydraConfig.get().sweep.dir).absolute()
+        word = f"continue={top}"
         call, effect = f"sweep({word!r})", "continues the sweep"
+        report = f", `python -m edgewire.report {shlex.quote(str(top))}` then compares its runs"
+        effect += report * CALLER.shell
     elif not any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
         return "no checkpoint was written yet: the same command starts a new run"
-    return f"`{call if CALLER.python else f'python run.py {shlex.quote(word)}'}` {effect}"
+    shell = CALLER.shell or not CALLER.python
+    return f"`{f'python run.py {shlex.quote(word)}' if shell else call}` {effect}"
 
 
 @contextmanager

@@ -90,10 +90,10 @@ def sweep(
         return run_sweep([*_folder(config_dir), *words], progress)
 
 
-def run_sweep(words: Sequence[str], progress: bool = True) -> SweepResult:
-    """Run a sweep of Hydra's words, options first, as `sweep` does."""
+def run_sweep(words: Sequence[str], progress: bool = True, *, shell: bool = False) -> SweepResult:
+    """Run a sweep of Hydra's words, options first, as `sweep` does; `shell`: for a command."""
     SweepEnd.folder = None
-    with _called(progress):
+    with _called(progress, shell):
         run_hydra(["--multirun", *words])
     if SweepEnd.folder is None:
         raise RunFailed("no run of the sweep was begun")
@@ -113,7 +113,7 @@ def expect_overrides(words: Iterable[object]) -> None:
 
 
 @contextmanager
-def _called(progress: bool) -> Iterator[list[str]]:
+def _called(progress: bool, shell: bool = False) -> Iterator[list[str]]:
     """Let the command run in this context without an exit; the list gets a diverged run's line.
 
     Afterwards loggers, environment variables, Python's path and its random numbers are as before. A
@@ -130,7 +130,7 @@ def _called(progress: bool) -> Iterator[list[str]]:
     argv, hydra = sys.argv, GlobalHydra.instance()
     users, hydra.hydra = hydra.hydra, None  # the user's own use of Hydra goes on afterwards
     RUN.folder = None
-    CALLER.python, CALLER.progress = True, progress
+    CALLER.python, CALLER.progress, CALLER.shell = True, progress, shell
     try:
         yield line
     except Failed as failed:
@@ -138,12 +138,14 @@ def _called(progress: bool) -> Iterator[list[str]]:
             raise RunFailed(failed.line) from None
         line.append(failed.line)
     except Stopped as stopped:
+        print(stopped.line, file=sys.stderr)
+        if shell:
+            raise
         stop = KeyboardInterrupt()
         stop.add_note(stopped.line)
-        print(stopped.line, file=sys.stderr)
         raise stop from None
     finally:
-        CALLER.python, CALLER.progress = False, True
+        CALLER.python, CALLER.progress, CALLER.shell = False, True, False
         sys.argv, hydra.hydra = argv, users
         random.setstate(drawn)
         sys.path[:] = path

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -121,10 +122,11 @@ def may_begin(folder: Path) -> bool:
 
 def count_jobs(config: DictConfig) -> int | None:
     """Return the number of a sweep's jobs; None if its options are wrong."""
-    from edgewire.conf.sweeper import planned  # here, because it searches all plugins
+    from edgewire.conf.sweeper import jobs_of  # here, because it searches all plugins
 
     with suppress(Exception):  # the sweeper itself reports the mistake
-        return len(planned(config.hydra.sweeper, config.hydra.overrides.task))
+        line = OverridesParser.create().parse_overrides(config.hydra.overrides.task)
+        return len(jobs_of(config.hydra.sweeper, line))
     return None
 
 

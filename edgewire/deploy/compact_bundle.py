@@ -67,7 +67,9 @@ def compact(parts: Sequence[tuple[str, bytes]]) -> bytes:
     """Return the compact bundle of parts, each (name, content). `parts_of` decodes it."""
     # A content can refer only to earlier parts. The parts before the first object contain the names
     # of objects. So these parts are moved to the end.
-    first = next((i for i, (name, _) in enumerate(parts) if _hashed(name)), len(parts))
+    first = next(
+        (i for i, (name, _) in enumerate(parts) if _NAME.fullmatch(name.encode())), len(parts)
+    )
     made = _Writer()
     made.numbers += [len(parts), first]
     for name, content in [*parts[first:], *parts[:first]]:
@@ -225,10 +227,6 @@ def _take(stream: BytesIO, size: int) -> bytes:
     if len(found) < size:
         raise IndexError("it ends too early")
     return found
-
-
-def _hashed(name: str) -> bool:
-    return _NAME.fullmatch(name.encode()) is not None
 
 
 def _hash(content: bytes) -> bytes:

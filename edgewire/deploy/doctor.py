@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import platform
 import ssl
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +27,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from edgewire.deploy import node  # the first: it reports a missing Flower in one line
-from edgewire.deploy.certificates import private_key
+from edgewire.deploy.certificates import CA, private_key
+from edgewire.deploy.certificates import SERVER as OWN
 from edgewire.deploy.device.backoff import WORTH_WAITING, clock_trouble, reason_of
 from edgewire.deploy.device.client import (
     BUNDLED,
@@ -37,10 +37,10 @@ from edgewire.deploy.device.client import (
     ahead_of,
     says_bundled,
 )
+from edgewire.deploy.server.server import parser as server_parser
 from edgewire.machine.errors import UsageError
 from edgewire.machine.proxies import by_proxy
 from edgewire.machine.surroundings import free_memory, print_any_text
-from edgewire.protocol.flower_releases import installed, is_known
 
 PROG = "python -m edgewire.deploy.doctor"
 SERVER = "--server"
@@ -80,11 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _findings(given: list[str]) -> Iterable[Finding]:
     """Yield the findings of all checks, in order. An exception in a check becomes a finding."""
-    on_server = SERVER in given
-    options = _server_options(given) if on_server else _node_options(given)
     checks: tuple[Check, ...] = (memory, data, key, server_of_node)
-    if on_server:
+    if SERVER in given:
         checks = (memory, data_of_server, certificate_of_server)
+        words = [each for each in given if each != SERVER]
+        options = server_parser(f"{PROG} {SERVER}").parse_known_args(words)[0]
+    else:
+        options = _node_options(given)
     for check in checks:
         what = check.__name__.partition("_")[0]
         try:
@@ -93,13 +95,6 @@ def _findings(given: list[str]) -> Iterable[Finding]:
             yield Finding(WRONG, what, str(error))
         except Exception as error:
             yield Finding(WRONG, what, f"this check failed: {type(error).__name__}: {error}")
-
-
-def _server_options(given: list[str]) -> argparse.Namespace:
-    from edgewire.deploy.server.server import parser as server_parser
-
-    words = [each for each in given if each != SERVER]
-    return server_parser(f"{PROG} {SERVER}").parse_known_args(words)[0]
 
 
 def _node_options(given: list[str]) -> argparse.Namespace:
@@ -249,7 +244,7 @@ def server_of_node(options: argparse.Namespace) -> Iterable[Finding]:
 def _registered(
     fleet: FleetClient, options: argparse.Namespace, *, bundled: bool
 ) -> Iterable[Finding]:
-    """Check whether the server knows this node's key, and whether their versions go together."""
+    """Check whether the server knows this node's key."""
     response = fleet.get(STATUS) if bundled else None
     if response is None or response.status_code == 404:  # Flower's SuperLink, or an older server
         text = "this server does not say; the node's log says whether it takes the key"
@@ -261,15 +256,6 @@ def _registered(
     said: dict[str, Any] = response.json()
     if said.get("registered"):
         yield Finding(OK, "registered", f"as node {said.get('node')}")
-        theirs = str(said.get("flwr", ""))
-        text = (
-            f"Flower {installed()}, Python {platform.python_version()} here; "
-            f"Flower {theirs}, Python {said.get('python', '')} there"
-        )
-        if is_known(theirs) and is_known(installed()):
-            yield Finding(OK, "versions", text)
-        else:
-            yield Finding(WARNING, "versions", f"{text}: these were not tried together")
     elif options.auth_supernode_private_key is not None:
         yield Finding(WRONG, "registered", f"the server does not know this node's key: {REGISTER}")
     else:
@@ -293,9 +279,6 @@ def data_of_server(options: argparse.Namespace) -> Iterable[Finding]:
 
 def certificate_of_server(options: argparse.Namespace) -> Iterable[Finding]:
     """Check the CA, the server's certificate and its key."""
-    from edgewire.deploy.certificates import CA
-    from edgewire.deploy.certificates import SERVER as OWN
-
     if options.insecure:
         return
     ca_file, file, key_file = (options.keys / n for n in (f"{CA}.crt", f"{OWN}.crt", f"{OWN}.key"))

@@ -26,6 +26,7 @@ class Cost(NamedTuple):
     forward: float
     backward: float
     module: float  # one prediction and one training step of the synthetic-gradient module
+    entries: int = 0  # the number of this module's parameters
 
 
 def costs_of(
@@ -59,9 +60,13 @@ def costs_of(
             predict, _ = _flops(partial(module, wire, labels))
             learn, _ = _flops(partial(_train, module, wire, labels))
             learn += predict
-        counted.append((forward, back, learn))
-    whole = max(sum(forward + back for forward, back, _ in counted), 1)
-    return [Cost(*(each / whole for each in row)) for row in counted]
+        entries = 0 if module is None else sum(p.numel() for p in module.parameters())
+        counted.append(Cost(forward, back, learn, entries))
+    whole = max(sum(each.forward + each.backward for each in counted), 1)
+    return [
+        Cost(each.forward / whole, each.backward / whole, each.module / whole, each.entries)
+        for each in counted
+    ]
 
 
 def _back(h: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +14,10 @@ from edgewire.compression.base import PayloadError
 from edgewire.compression.codec import Codec
 from edgewire.compression.flower.headers import brief
 from edgewire.conf.build import model_of, objective_of
-from edgewire.conf.check import codec_of, gradients_of
+from edgewire.conf.check import codec_of
 from edgewire.conf.schema import Config
 from edgewire.pipeline.costs import Cost, balanced, costs_of
-from edgewire.pipeline.gradient_predictor import LOSS, ModuleForm
+from edgewire.pipeline.gradient_predictor import LOSS, GradientModules, ModuleForm
 from edgewire.pipeline.layers import Part, check_cuts, layers_of, parts_of, segment_of
 from edgewire.pipeline.messages import (
     GRADIENTS,
@@ -27,7 +27,7 @@ from edgewire.pipeline.messages import (
     types_of,
     unpack_targets,
 )
-from edgewire.pipeline.server.options import AUTO, Cutting, GradientModules
+from edgewire.pipeline.server.options import AUTO, Cutting
 from edgewire.pipeline.server.schedule import Task
 from edgewire.task.datasets import Data
 from edgewire.task.errors import TaskError
@@ -41,7 +41,6 @@ NO_LABELS = (
     "the modules for synthetic gradients get no labels, because the data set does not say its "
     "classes: give dataset.classes=[0,1,2], say (in a function of your own Data(classes=3))"
 )
-NO_CLASSES = "strategy.trained_by=loss needs labels, and this task has no classes: drop it"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,28 +48,19 @@ class Plan:
     """The parts of a cut model; part i is trained as segment i.
 
     For each part: `costs`: its cost. `names`: the names of its layers. `beside`: its native
-    tensors, by name. `modules`: the number of parameters of its module for synthetic gradients.
-    For the model: `codecs`: the codecs of "output" and "gradients". `targets`: what the first
-    segment's node sends for the loss. `conditioned`: True if the modules get the labels.
+    tensors, by name. `copies`: the tensors that a copy of it may hold. For the model: `codecs`: the
+    codecs of "output" and "gradients". `targets`: what the first segment's node sends for the loss.
+    `conditioned`: True if the modules get the labels.
     """
 
     parts: list[Part]
     costs: list[Cost]
     names: list[list[str]]
     beside: list[dict[str, NDArray[Any]]]
-    batch_size: int
-    modules: list[int]
+    copies: list[SnapshotForm]
     codecs: Mapping[str, Codec]
     targets: Sequence[TargetTensor]
     conditioned: bool
-
-    @cached_property
-    def copies(self) -> list[SnapshotForm]:
-        """For each part, the tensors that a copy of it may hold."""
-        return [
-            SnapshotForm(part.size, part.trained, module, types_of(more), self.batch_size)
-            for part, module, more in zip(self.parts, self.modules, self.beside, strict=True)
-        ]
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -185,23 +175,15 @@ def plan_of(
     segments = [segment_of(model, part.first, part.last) for part in parts]
     beside = [{n: to_array(t) for n, t in each.beside().items()} for each in segments]
     names = [[layer.name for layer in layers[part.first : part.last]] for part in parts]
-    entries = [_module_entries(part, form, number, len(cuts)) for number, part in enumerate(parts)]
-    codecs = {"output": codec_of(config), "gradients": gradients_of(config)}
+    copies = [
+        SnapshotForm(part.size, part.trained, cost.entries, types_of(own), config.batch_size)
+        for part, cost, own in zip(parts, costs, beside, strict=True)
+    ]
+    codecs = {"output": codec_of(config), "gradients": codec_of(config, "gradients")}
     described = zip(end_loss.tensors, end_loss.ranges(), strict=True)
     targets = [TargetTensor(*tensor, between) for tensor, between in described]
     conditioned = form is not None and bool(form.classes)
-    return Plan(
-        parts, costs, names, beside, config.batch_size, entries, codecs, targets, conditioned
-    )
-
-
-def _module_entries(part: Part, form: ModuleForm | None, number: int, modules: int) -> int:
-    """Return the number of parameters of module `number` of `modules`; 0 if a part has none."""
-    if form is None or number == modules:
-        return 0
-    with torch.device("meta"):
-        module = form.build(part.output, number, modules)
-    return sum(parameter.numel() for parameter in module.parameters())
+    return Plan(parts, costs, names, beside, copies, codecs, targets, conditioned)
 
 
 def _expect_labels(modules: GradientModules, form: ModuleForm, objective: Objective) -> None:
@@ -211,17 +193,14 @@ def _expect_labels(modules: GradientModules, form: ModuleForm, objective: Object
     """
     if form.classes or not modules.conditioned:
         return
-    if form.module == "gradient_of_loss" and is_classifier(objective):
+    if form.module == "gradient_of_loss" and isinstance(objective, Classification):
         raise TaskError(
             f"{NO_LABELS}, or strategy.module=predicted_gradient strategy.trained_by=gradients"
         )
     if form.trained_by == LOSS:
-        raise TaskError(NO_CLASSES)
-
-
-def is_classifier(objective: Objective) -> bool:
-    """Return whether an objective needs one class for each sample."""
-    return isinstance(objective, Classification)
+        raise TaskError(
+            "strategy.trained_by=loss needs labels, and this task has no classes: drop it"
+        )
 
 
 def _expect_enough(
@@ -238,10 +217,9 @@ def _expect_enough(
     norms = any(isinstance(module, _BatchNorm) for module in model.modules())
     modules = form is not None and form.has_batchnorm and config.nodes > 1
     if least < 2 and (norms or modules):
-        whose = "" if norms else " of the modules for synthetic gradients"
         raise TaskError(
-            f"BatchNorm{whose} needs mini-batches (and micro-batches) of 2 samples or more: give "
-            f"a larger batch_size"
+            "BatchNorm, also that of modules for synthetic gradients, needs mini-batches (and "
+            "micro-batches) of 2 samples or more: give a larger batch_size"
         )
 
 

@@ -9,13 +9,14 @@ networks", section 4.3) train such a network on the values of the loss too.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
+
+from edgewire.conf.option_group import OptionGroup, bounded
 
 GRADIENTS, LOSS, NOTHING = "gradients", "loss", "nothing"
 TRAINED_BY = (GRADIENTS, LOSS, NOTHING)
@@ -174,28 +175,23 @@ FORMS: dict[str, type[GradientModule]] = {
 
 
 @dataclass(frozen=True)
-class ModuleForm:
-    """The form of a model's synthetic-gradient modules, one after each segment except the last.
+class GradientModules(OptionGroup):
+    """The modules that predict gradients, one after each segment except the last.
 
     `module`: a name in `FORMS`. `hidden`: the number of hidden units, for all modules or for each.
     A module of the form "gradient_of_loss" without a hidden layer (0) is linear; with one number
     and with labels, the last module is so, because the layers after it have little to add.
-    `trained_by`: as in `GradientOfLoss`. `classes`: the number of classes whose labels the modules
-    get; 0: no labels. Raises `ValueError` for other values.
+    `trained_by`: as in `GradientOfLoss`. `conditioned`: True if a module also gets the labels.
+    Raises `ValueError` for other values.
     """
 
-    module: str = "predicted_gradient"
-    hidden: int | Sequence[int] = 64
-    trained_by: str = GRADIENTS
-    classes: int = 0
+    module: str = bounded("predicted_gradient", one_of=tuple(FORMS))
+    hidden: Any = 64
+    trained_by: str = bounded(GRADIENTS, one_of=TRAINED_BY)
+    conditioned: bool = True
 
     def __post_init__(self) -> None:
-        if self.module not in FORMS:
-            raise ValueError(f"module must be one of {', '.join(FORMS)}, not {self.module!r}")
-        if self.trained_by not in TRAINED_BY:
-            raise ValueError(
-                f"trained_by must be one of {', '.join(TRAINED_BY)}, not {self.trained_by!r}"
-            )
+        super().__post_init__()
         ours = self.module == "gradient_of_loss"
         if self.trained_by != GRADIENTS and not ours:
             raise ValueError(f"trained_by={self.trained_by} goes with module=gradient_of_loss")
@@ -208,17 +204,28 @@ class ModuleForm:
                 )
 
     @property
+    def _listed(self) -> list[Any] | None:
+        """The numbers of units if each module has its own; None: one number for all."""
+        several = hasattr(self.hidden, "__iter__") and not isinstance(self.hidden, str)
+        return list(self.hidden) if several else None
+
+    def form(self, classes: int) -> "ModuleForm":
+        """Return the form of the modules. `classes`: the number of classes of a data set."""
+        return ModuleForm(**vars(self), classes=classes if self.conditioned else 0)
+
+
+@dataclass(frozen=True)
+class ModuleForm(GradientModules):
+    """The modules for a data set. `classes`: of the labels that they get; 0: they get none."""
+
+    classes: int = 0
+
+    @property
     def has_batchnorm(self) -> bool:
         """Whether a module may have BatchNorm, which cannot normalise a single sample."""
         if self.module != "gradient_of_loss":
             return True
         return bool(self.classes) and any(self._listed or [self.hidden])
-
-    @property
-    def _listed(self) -> list[Any] | None:
-        """The numbers of units if each module has its own; None: one number for all."""
-        several = hasattr(self.hidden, "__iter__") and not isinstance(self.hidden, str)
-        return list(self.hidden) if several else None  # type: ignore[arg-type]
 
     def expect(self, modules: int | None) -> None:
         """Raise `ValueError` if `hidden` does not have one number for each of `modules` modules.
@@ -241,7 +248,6 @@ class ModuleForm:
         ours = self.module == "gradient_of_loss"
         if ours and self._listed is None and self.classes and number + 1 == modules:
             hidden = 0
-        assert isinstance(hidden, int)
         if ours:
             return GradientOfLoss(shape, self.classes, hidden, self.trained_by)
         return PredictedGradient(shape, self.classes, hidden)

@@ -40,13 +40,12 @@ def layers_of(model: nn.Module) -> list[Layer]:
     rows: list[list[nn.Module]] = [[]]
     heads: list[nn.Module | None] = [None]
     for module in _opened(model):
-        own_weights = any(True for _ in module.parameters()) and not isinstance(module, FOLLOWERS)
-        if own_weights and heads[-1] is not None:
-            rows.append([])
-            heads.append(None)
-        rows[-1].append(module)
-        if own_weights:
+        if any(True for _ in module.parameters()) and not isinstance(module, FOLLOWERS):
+            if heads[-1] is not None:
+                rows.append([])
+                heads.append(None)
             heads[-1] = module
+        rows[-1].append(module)
     _expect_unshared(rows)
     return [Layer(_name(head), tuple(row)) for head, row in zip(heads, rows, strict=True) if row]
 
@@ -67,13 +66,11 @@ def _opened(row: nn.Module) -> Iterator[nn.Module]:
 def _expect_unshared(rows: list[list[nn.Module]]) -> None:
     seen: dict[int, int] = {}
     for number, row in enumerate(rows):
-        for module in row:
-            for parameter in module.parameters():
-                if seen.setdefault(id(parameter), number) != number:
-                    raise TaskError(
-                        f"layers {seen[id(parameter)]} and {number} share a parameter: such a "
-                        "model cannot be cut"
-                    )
+        for parameter in nn.ModuleList(row).parameters():
+            if (first := seen.setdefault(id(parameter), number)) != number:
+                raise TaskError(
+                    f"layers {first} and {number} share a parameter: such a model cannot be cut"
+                )
 
 
 def _name(head: nn.Module | None) -> str:
@@ -244,14 +241,11 @@ def expect_sendable(output: Any, samples: int, number: int, name: str) -> None:
     It must be one float32 tensor with a row for each of the `samples`. `number`, `name`: the
     layer's.
     """
-    if not isinstance(output, Tensor):
-        found = f"a {type(output).__name__}"
-    elif output.dtype != torch.float32:
-        found = f"{output.dtype}"
-    elif output.dim() == 0 or len(output) != samples:
-        found = f"the shape {tuple(output.shape)} for {samples} samples"
-    else:
-        return
+    found = f"a {type(output).__name__}"
+    if isinstance(output, Tensor):
+        if output.dtype == torch.float32 and output.shape[:1] == (samples,):
+            return
+        found = f"{output.dtype} of the shape {tuple(output.shape)} for {samples} samples"
     raise TaskError(
         f"layer {number} ({name}) gives {found}, and a cut after it takes one float32 tensor with "
         f"a row for each sample: choose strategy.cuts= without {number + 1}, or put a module "

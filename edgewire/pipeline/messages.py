@@ -6,7 +6,8 @@ state.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
@@ -69,13 +70,19 @@ def unpack(payload: Buffer, count: int, shape: tuple[int, ...], what: str) -> li
     Raises `PayloadError` for a payload of other tensors, and for absolute values above `LARGEST`.
     The error's text begins with `what`.
     """
-    try:
+    with _errors_of(what):
         vector = decode_update(payload, _layout(count, shape)).dense()
+        if vector.size and not -LARGEST <= vector.min() <= vector.max() <= LARGEST:
+            raise PayloadError(f"values beyond {LARGEST:g}")
+    return list(vector.reshape(count, *shape))
+
+
+@contextmanager
+def _errors_of(what: str) -> Iterator[None]:
+    try:
+        yield
     except PayloadError as error:
         raise PayloadError(f"{what}: {error}") from error
-    if vector.size and not -LARGEST <= vector.min() <= vector.max() <= LARGEST:
-        raise PayloadError(f"{what}: values beyond {LARGEST:g}")
-    return list(vector.reshape(count, *shape))
 
 
 class TargetTensor(NamedTuple):
@@ -128,13 +135,11 @@ def expect_tensors(
     `count`, `shape`: the number of tensors, and the shape of each. `what`: the start of the error's
     text. No value is decoded.
     """
-    if not codec.made(payload):
-        raise PayloadError(f"{what}: {OTHER_METHOD}")
     layout = _layout(count, shape)
-    try:
+    with _errors_of(what):
+        if not codec.made(payload):
+            raise PayloadError(OTHER_METHOD)
         parse(payload, layout, MAX_SIZE, exact=codec.exact_tensors(layout))
-    except PayloadError as error:
-        raise PayloadError(f"{what}: {error}") from error
 
 
 def unpack_targets(
@@ -146,7 +151,8 @@ def unpack_targets(
     tensors of other shapes or types, and for integers out of range.
     """
     shapes = [(*rows, *tensor.shape) for tensor in tensors]
-    try:
+    arrays: list[Numbers] = []
+    with _errors_of("labels"):
         most = sum(math.prod(max(d, 1) for d in shape) for shape in shapes)
         found, _ = declared(payload, max_size=most, max_tensors=len(tensors))
         kinds = [
@@ -155,17 +161,12 @@ def unpack_targets(
         ]
         layout = Layout(tuple(map(_name, range(len(tensors)))), tuple(shapes), tuple(kinds))
         decoded = decode_update(payload, layout, own=tuple(range(len(tensors))), exact=()).own
-    except PayloadError as error:
-        raise PayloadError(f"labels: {error}") from error
-    arrays = [
-        each.array.astype(tensor.dtype) for each, tensor in zip(decoded, tensors, strict=True)
-    ]
-    for array, tensor in zip(arrays, tensors, strict=True):
-        low, high = (0, tensor.below - 1) if tensor.below else tensor.range or (None, None)
-        if low is None or not array.size:
-            continue
-        if not low <= array.min() <= array.max() <= high:
-            raise PayloadError(f"labels: they must be from {low} to {high}")
+        for each, tensor in zip(decoded, tensors, strict=True):
+            array = each.array.astype(tensor.dtype)
+            bounds = (0, tensor.below - 1) if tensor.below else tensor.range
+            if bounds and array.size and not bounds[0] <= array.min() <= array.max() <= bounds[1]:
+                raise PayloadError(f"they must be from {bounds[0]} to {bounds[1]}")
+            arrays.append(array)
     return arrays
 
 
@@ -280,13 +281,13 @@ class SegmentTask(NamedTuple):
     """
 
     segment: int
-    cuts: list[int]
-    life: int
     phase: str
     batch: int
     batches: int
     micro: int
     micros: int
+    cuts: list[int]
+    life: int
     samples: int
     lr: list[float]
     copy: str

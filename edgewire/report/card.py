@@ -33,11 +33,11 @@ USE = """## Use
 
 ```python
 from edgewire import load_model
-model = load_model("{folder}")  # the folder with model.safetensors
+model = load_model("RUN")  # RUN: this folder, with model.safetensors
 model.predict(FILE)  # raw rows, photos, arrays or text; a table of answers
 ```
 
-Or `python run.py predict` and `python run.py export` with this folder.
+Or `python run.py predict RUN FILE` and `python run.py export RUN onnx`.
 
 ## How it was made
 
@@ -90,9 +90,9 @@ def _parts(result: Row, folder: Path) -> Iterator[str]:
     yield _table(["node", "samples", "bytes up", "bytes down", f"{main} on its samples"], nodes)
     given = readable(read_overrides, folder) or {}
     # A card goes to others, and a path may name a user.
-    shown = {key: Path(text).name if key in PATHS else text for key, text in given.items()}
-    command = shlex.join(["python", "run.py", *(f"{key}={text}" for key, text in shown.items())])
-    yield USE.format(folder=folder.name, command=one_line(command.replace("`", "'"), 1000))
+    given |= {key: f"PATH/{Path(given[key]).name}" for key in PATHS if key in given}
+    command = shlex.join(["python", "run.py", *(f"{key}={text}" for key, text in given.items())])
+    yield USE.format(command=one_line(command.replace("`", "'"), 1000))
 
 
 def _head(result: Row) -> str:

@@ -14,12 +14,13 @@ from edgewire.report.estimate import Estimate, estimate, paired
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.link_time import own_links, seconds_over, spent
 from edgewire.report.metric import MainMetric, main_of
-from edgewire.report.runs import Run, by_seed, read_settings, whole_bytes
+from edgewire.report.runs import Run, by_seed, number, read_settings, whole_bytes
 
 LINK = "lora"  # of the columns of times and energy, if the runs have no network
 # with these options of a strategy the link decides which replies are used
 DECIDED_BY_LINK = ("strategy.deadline", "strategy.quorum")
 PERCENT = 3.0  # of an error or a perplexity are as much as one point of a share
+LOSS, GAIN, NO_LOSS, UNCLEAR, ONE_SEED = "a loss", "a gain", "no loss seen", "unclear", "one seed"
 FORMS = (human_bytes, human_bytes, human_seconds, "{:.3g} J".format)  # of `costs`
 
 
@@ -41,7 +42,10 @@ def comparison(found: Mapping[str, Sequence[Run]], plain: str | None, link: str 
     heads = ["against uncompressed"] * (plain is not None)
     forms = FORMS if (link or LINK) in RADIOS else FORMS[:-1]
     energy = ["energy"] * (len(forms) == len(FORMS))
-    table = table_of("method", metric.name, *heads, "up", "down", f"over {link or LINK}", *energy)
+    lengths = {name: {rounds_of(run) for run in runs} for name, runs in found.items()}
+    several = len(set().union(*lengths.values())) > 1
+    last = [f"over {link or LINK}", *energy, *["rounds"] * several]
+    table = table_of("method", metric.name, *heads, "up", "down", *last)
     base = by_seed(found.get(plain or "", ()), metric.name, metric.scale)
     for name, runs in found.items():
         values = by_seed(runs, metric.name, metric.scale)
@@ -53,8 +57,15 @@ def comparison(found: Mapping[str, Sequence[Run]], plain: str | None, link: str 
         numbers = zip(*(costs(run, link) for run in runs), strict=True)
         means = [None if None in each else fmean(each) for each in numbers]
         cells = (NOTHING if n is None else f(n) for f, n in zip(forms, means, strict=False))
-        table.add_row(name, shown, *[said] * len(heads), *cells)
+        rounds = [", ".join(f"{count:g}" for count in sorted(lengths[name]))] * several
+        table.add_row(name, shown, *[said] * len(heads), *cells, *rounds)
     return table
+
+
+def rounds_of(run: Run) -> float:
+    """Return a run's planned rounds; of an asynchronous run the updates of an average node."""
+    rounds, nodes = (number(run.result.get(key)) or 0 for key in ("rounds", "nodes"))
+    return rounds / max(nodes, 1) if "staleness" in run.result else rounds
 
 
 def costs(run: Run, link: str) -> tuple[float, float, float | None, float | None]:
@@ -64,7 +75,7 @@ def costs(run: Run, link: str) -> tuple[float, float, float | None, float | None
     """
     settings = {} if run.folder is None else read_settings(run.folder)
     network = own_links(settings) if link else network_named(LINK)
-    seconds = run.result["virtual_seconds"] if link else seconds_at_end(run)
+    seconds = run.result["virtual_seconds"] if link else [None, *times_over(run, network)][-1]
     progress, _ = spent(run.history(), run.result, settings)
     radio, energy = RADIOS.get(link or LINK), None
     if radio and progress and seconds is not None:
@@ -83,22 +94,28 @@ def one_point(metric: MainMetric, base: float) -> float:
 
 
 def verdict(difference: Estimate, metric: MainMetric, base: float) -> str:
-    """Return a difference to the uncompressed runs, and what it says: a loss, a gain, no loss.
+    """Return a difference to the uncompressed runs, and what it says; the arguments of `judged`."""
+    places, unit = (1, " points") if metric.share else (metric.places(base), "")
+    text = signed(difference, places) + unit if difference.mean or difference.half else "0"
+    return f"{text}: {judged(difference, metric, base)}"
+
+
+def judged(difference: Estimate, metric: MainMetric, base: float) -> str:
+    """Return what a difference to uncompressed runs says: one of the texts above.
 
     `base`: the mean of the uncompressed runs; both are in percent if the metric is a share.
     """
-    half, places = difference.half, 1 if metric.share else metric.places(base)
-    if difference.mean == 0 and not half:
-        return "0: no loss seen"
-    loss = -difference.mean if metric.higher else difference.mean
+    loss, half = -difference.mean if metric.higher else difference.mean, difference.half
     if half is None:
-        word = "one seed"
-    elif not difference.noise:
-        word = "a loss" if loss > 0 else "a gain"
-    else:
-        word = "no loss seen" if loss + half <= one_point(metric, base) else "unclear"
-    sign, unit = "+" * (difference.mean > 0), " points" * metric.share
-    return f"{sign}{difference.text(places)}{unit}: {word}"
+        return ONE_SEED if loss else NO_LOSS
+    if not difference.noise and loss:
+        return LOSS if loss > 0 else GAIN
+    return NO_LOSS if loss + half <= one_point(metric, base) else UNCLEAR
+
+
+def signed(difference: Estimate, places: int) -> str:
+    """Return a difference with its sign and its interval, with `places` decimals."""
+    return "+" * (round(difference.mean, places) > 0) + difference.text(places)
 
 
 def times_over(run: Run, link: Network) -> list[float | None]:
@@ -110,8 +127,3 @@ def times_over(run: Run, link: Network) -> list[float | None]:
     if any(settings.get(key, "null") not in ("null", "1", "1.0") for key in DECIDED_BY_LINK):
         return [None] * len(rows)
     return seconds_over(link, rows, run.result, settings)
-
-
-def seconds_at_end(run: Run) -> float | None:
-    """Return the estimated seconds of a run over the link; None if it cannot be estimated."""
-    return next(reversed(times_over(run, network_named(LINK))), None)

@@ -10,8 +10,8 @@ import argparse
 import io
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 
 from edgewire.report.estimate import student
 from edgewire.report.format import human_bytes, one_line, whole
-from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.report.metric import ACCURACY, LOSS, MainMetric
 from edgewire.report.reader import ResultsError, mistakes_are_lines
 from edgewire.report.runs import (
     Group,
-    Run,
+    Row,
     group_runs,
     main_metric,
+    number,
     read_runs,
     sent_bytes,
     varying,
@@ -41,23 +42,54 @@ if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws import
     from matplotlib.lines import Line2D
 
 Values = NDArray[np.float64]
+# the values of a run's rows, NaN where they are unknown; the runs' group may be needed for them
+OfRows = Callable[[Sequence[Row], Any], Values]
 Each = TypeVar("Each")
-# column of history.jsonl -> label of the axis, and the column's value that is one unit on it
-X = {
-    "round": ("round", 1.0),
-    "uplink_bytes": ("all bytes up", 1e6),
-    "downlink_bytes": ("all bytes down", 1e6),
-    "seconds": ("time (s)", 1.0),
-    "virtual_seconds": ("time on the virtual network (s)", 1.0),
-}
-Y = {
-    "train_loss": ("training loss", 1.0),
-    "accuracy": ("test accuracy (%)", 0.01),
-    "loss": ("test loss", 1.0),
-}
 LINE = 150  # characters that fit in a line below the axes
 NAMED = 12  # curves with their names at their ends; more have a legend
 NAME = 40  # characters of a name
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis: its label, the values of a run's rows, the text of a tick, and its scale."""
+
+    label: str
+    of: OfRows
+    ticks: Ticks = PLAIN
+    log: bool = False
+
+
+def column(key: str, scale: float = 1) -> OfRows:
+    """Return the function that reads a key of each row, times `scale`."""
+    return lambda rows, group: scale * _floats(number(row.get(key)) for row in rows)
+
+
+def all_bytes(way: str) -> OfRows:
+    """Return the function that reads all bytes sent until each row."""
+    return lambda rows, group: _floats(sent_bytes(row, way) for row in rows)
+
+
+def _floats(values: Iterable[float | None]) -> Values:
+    return np.array([*values], dtype=np.float64)  # None becomes NaN
+
+
+# what the x axis of `draw` can show
+X = {
+    "round": Axis("round", column("round")),
+    "uplink_bytes": Axis("all bytes up", all_bytes("uplink"), human_bytes),
+    "downlink_bytes": Axis("all bytes down", all_bytes("downlink"), human_bytes),
+    "seconds": Axis("time (s)", column("seconds")),
+    "virtual_seconds": Axis("time on the virtual network (s)", column("virtual_seconds")),
+}
+
+
+def y_axis(key: str, metric: MainMetric) -> Axis:
+    """Return the axis for a key of the rows; a share is in %. `metric`: the main metric."""
+    for known in (metric, ACCURACY, LOSS):
+        if key == known.name:
+            return Axis(known.axis, column(key, known.scale))
+    return Axis("training loss" if key == "train_loss" else key, column(key))
 
 
 @dataclass(frozen=True)
@@ -78,46 +110,46 @@ class Curve:
 
 
 def mean_curve(
-    seeds: Iterable[Iterable[Sequence[Any]]],
+    histories: Iterable[Sequence[Row]],
+    x: Axis,
+    y: Axis,
+    group: Any = None,
     smooth: int = 1,
-    log_x: bool = False,
-    units: tuple[float, float] = (1.0, 1.0),
     interval: bool = True,
 ) -> Curve | None:
     """Return the mean curve of runs; None if no round has x and y in all of them.
 
-    `seeds`: of each run the round, x and y of its rows. The curve has a point for each round in
-    which every run has both, at the mean of the runs' x. `smooth`: the number of points in a moving
-    average of each run's y. `interval`: whether the band is the 95 % interval of the mean; for two
-    runs, and without it, the band is their range. `log_x`: leave out points at 0 or below. `units`:
-    the values of x and y that are one unit in the curve.
+    `histories`: the rows of each run; `group`: as in `OfRows`. The curve has a point for each round
+    in which every run has both, at the mean of the runs' x; on a logarithmic axis x must be above
+    0. `smooth`: the number of points in a moving average of each run's y. `interval`: as in `band`.
     """
-    runs = [{r: (x, y) for r, x, y in rows if None not in (r, x, y)} for rows in seeds]
+    runs = []
+    for rows in histories:
+        points = np.stack([of(rows, group) for of in (column("round"), x.of, y.of)], axis=1)
+        known = points[~np.isnan(points).any(axis=1)]
+        runs.append({place: values for place, *values in known.tolist()})
     rounds = sorted(set(runs[0]).intersection(*runs)) if runs else []
     if not rounds:
         return None
-    table = np.array([[run[r] for r in rounds] for run in runs], dtype=np.float64)
-    across, raw = table[:, :, 0].mean(axis=0) / units[0], table[:, :, 1] / units[1]
-    up = raw if smooth == 1 else np.array([moving_average(row, smooth) for row in raw])
-    mean, low, high = up.mean(axis=0), up.min(axis=0), up.max(axis=0)
-    if interval and len(up) > 2:
-        half = student(len(up) - 1) * up.std(axis=0, ddof=1) / math.sqrt(len(up))
-        low, high = mean - half, mean + half
-    shown = across > 0 if log_x else np.ones(len(across), dtype=bool)
-    return Curve(*(part[shown] for part in (across, mean, low, high))) if shown.any() else None
+    table = np.array([[run[r] for r in rounds] for run in runs])
+    across, up = table[:, :, 0].mean(axis=0), table[:, :, 1]
+    if smooth > 1:
+        up = np.array([moving_average(row, smooth) for row in up])
+    shown = across > 0 if x.log else np.ones(len(across), dtype=bool)
+    found = (part[shown] for part in (across, *band(up, interval)))
+    return Curve(*found) if shown.any() else None
 
 
-def axis_of(y: str, metric: MainMetric = ACCURACY) -> tuple[str, float]:
-    """Return the label of the y axis, and the column's value that is one unit on it.
+def band(runs: Values, interval: bool = True) -> tuple[Values, Values, Values]:
+    """Return the mean of the rows of a table, with a row a run, and the ends of a band around it.
 
-    `metric`: the main metric, which may be a share.
+    `interval`: the band is the 95 % interval of the mean; for two runs, and without it, the range.
     """
-    return Y.get(y, (metric.axis, 1 / metric.scale) if y == metric.name else (y, 1.0))
-
-
-def units_of(x: str, y: str, metric: MainMetric) -> tuple[float, float]:
-    """Return the values of two columns that are one unit on their axes."""
-    return X[x][1], axis_of(y, metric)[1]
+    mean, low, high = runs.mean(axis=0), runs.min(axis=0), runs.max(axis=0)
+    if interval and len(runs) > 2:
+        half = student(len(runs) - 1) * runs.std(axis=0, ddof=1) / math.sqrt(len(runs))
+        low, high = mean - half, mean + half
+    return mean, low, high
 
 
 def moving_average(values: Values, count: int) -> Values:
@@ -125,17 +157,21 @@ def moving_average(values: Values, count: int) -> Values:
 
     Near both ends the window is smaller: a one-sided window would shift a falling curve there.
     """
+    before, after, last = count // 2, (count - 1) // 2, len(values) - 1
+    found = []
     # not a running sum: after one huge loss the later values would lose their precision
-    return np.array([values[window(at, len(values), count)].mean() for at in range(len(values))])
+    for at in range(len(values)):
+        room = min(at, last - at)
+        found.append(values[at - min(before, room) : at + min(after, room) + 1].mean())
+    return np.array(found)
 
 
-def window(at: int, size: int, count: int) -> slice:
-    """Return the slice of `count` values around index `at` in a list of `size` values.
-
-    Near both ends of the list the slice has fewer values.
-    """
-    room = min(at, size - 1 - at)
-    return slice(at - min(count // 2, room), at + min((count - 1) // 2, room) + 1)
+def finish(axes: Axes, x: Axis, y: Axis) -> None:
+    """Set the labels, the scales and the ticks of both axes."""
+    axes.set(xlabel=x.label, ylabel=y.label)
+    axes.margins(x=0.02)
+    set_scale(axes, "x", x.ticks, x.log)
+    set_scale(axes, "y", y.ticks, y.log)
 
 
 def draw(
@@ -145,21 +181,22 @@ def draw(
     smooth: int = 1,
     title: str = "",
     log_x: bool = False,
+    log_y: bool = False,
 ) -> Figure:
     """Return a figure with a curve for each group of runs that differ only in the seed.
 
-    `x`, `y`: the keys of a row that the axes show; bytes are all bytes of the messages. `smooth`,
-    `log_x`: as in `mean_curve`. `title`: "": what the runs train. Bands are 95 % intervals of the
-    means; of two runs the range. A dashed line is at the last value of the group without
-    compression, if there is one. Raises `ResultsError` if no group has a curve.
+    `x`, `y`: the keys of a row that the axes show; bytes are all bytes of the messages. `smooth`:
+    as in `mean_curve`. `title`: "": what the runs train. `log_x`, `log_y`: whether an axis is
+    logarithmic. Bands are 95 % intervals of the means; of two runs the range. A dashed line is at
+    the last value of the group without compression, if there is one. Raises `ResultsError` if no
+    group has a curve.
     """
     from matplotlib import rc_context
 
     metric = main_metric(run for group in groups for run in group.runs)
+    across, up = replace(X[x], log=log_x), replace(y_axis(y, metric), log=log_y)
     found = [
-        mean_curve(
-            [_points(run, x, y) for run in group.runs], smooth, log_x, units_of(x, y, metric)
-        )
+        mean_curve((run.history() for run in group.runs), across, up, smooth=smooth)
         for group in groups
     ]
     if not any(found):
@@ -168,18 +205,14 @@ def draw(
         figure = shown_figure(figsize=(12, 7.5), layout="constrained")
         axes = figure.add_subplot()
         ends = []
-        for number, (each, label) in enumerate(zip(found, legend(groups), strict=True)):
+        for place, (each, label) in enumerate(zip(found, legend(groups), strict=True)):
             if each is not None:
                 name = one_line(label.removeprefix("algorithm="), NAME)
-                each.add_to(axes, **look(number), label=name)
+                each.add_to(axes, **look(place), label=name)
                 ends.append((name, float(each.x[-1]), float(each.mean[-1])))
         note = f", mean of {smooth} rows" if smooth > 1 else ""
-        label, unit = X[x]
-        axes.set(xlabel=label, ylabel=axis_of(y, metric)[0] + note)
+        finish(axes, across, replace(up, label=up.label + note))
         axes.set_title(title or _title(groups), loc="left", fontsize=12)
-        axes.margins(x=0.01)
-        ticks: Ticks = (lambda value: human_bytes(value * unit)) if "bytes" in x else PLAIN
-        set_scale(axes, "x", ticks, log_x)
         plain = [each for each, group in zip(found, groups, strict=True) if is_plain(group)]
         if y == metric.name and len(groups) > 1 and len(plain) == 1 and plain[0] is not None:
             axes.axhline(plain[0].mean[-1], color=LIGHT["muted"], linewidth=1, dashes=(3, 3))
@@ -190,13 +223,6 @@ def draw(
             figure.draw_without_rendering()  # the layout gives the axes their height
             name_ends(axes, ends)
     return figure
-
-
-def _points(run: Run, x: str, y: str) -> Iterator[list[Any]]:
-    """Yield the round, x and y of each row of a run; bytes are those of whole messages."""
-    way = x.removesuffix("_bytes")
-    for row in run.history():
-        yield [row.get("round"), row.get(x) if way == x else sent_bytes(row, way), row.get(y)]
 
 
 def _title(groups: Sequence[Group]) -> str:
@@ -255,8 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--title", default="")
     asked = parser.parse_args(arguments)
     groups = group_runs(read_runs(asked.folders)[0])
-    figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.log_x)
-    figure.axes[0].set_yscale("log" if asked.log else "linear")
+    figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.log_x, asked.log)
     figure.savefig(asked.out, dpi=100)  # 12 inches: 1200 pixels
     return 0
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from edgewire.conf.network import Network
-from edgewire.report.link_time import Progress, transfer_seconds
+from edgewire.conf.network import Network, transfer_seconds
+from edgewire.report.link_time import Progress
 
 
 class Radio(NamedTuple):

@@ -1,19 +1,12 @@
 """Estimates when a run over a given link would have come to each row of its history.
 
 The bytes and the accuracy of a round do not depend on the link, as long as no deadline, quorum or
-time-out decides which replies are used. So the time on another link follows from the rounds, the
-bytes and the local steps of one run. In synchronous training a round takes
+time-out decides which replies are used. docs/reports.md has the formula. If the server's link is
+limited, the nodes share it as in `edgewire.simulation.clock`: it carries one message after another.
 
-    2 x latency + bytes down / speed down + local steps x seconds per step + bytes up / speed up
-
-at the slowest node. If the server's link is limited, the nodes share it as in
-`edgewire.simulation.clock`: it carries one message after another. All nodes are assumed to send
-equally many bytes.
-
-In asynchronous training each node repeats these four parts without waiting for the others. A node
-has sent its share of the updates after as many cycles. If the server's link is shared, a cycle
-takes at least as long as the link needs for the messages of all nodes. The order in which the
-updates arrive, and so the accuracy, depends a little on the link. The estimate ignores this.
+In asynchronous training each node repeats its exchange without waiting for the others, and a shared
+link needs at least the time of the messages of all nodes. The order in which the updates arrive,
+and so the accuracy, depends a little on the link. The estimate ignores this.
 """
 
 from __future__ import annotations
@@ -23,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from edgewire.conf.network import FOLDER, Network, network_named
+from edgewire.conf.network import FOLDER, Network, network_named, transfer_seconds
 from edgewire.report.runs import Row, number, sent_bytes
 
 
@@ -81,11 +74,6 @@ def _cycle(
     return max(first + (nodes - 1) * receiving, last, nodes * receiving)
 
 
-def transfer_seconds(size: float, mbps: float | None) -> float:
-    """Return the seconds in which a link carries bytes; 0 without a limit (None)."""
-    return size * 8 / (mbps * 1e6) if mbps else 0.0
-
-
 def _has_bytes(row: Row) -> bool:
     """Return whether a row has a round, and bytes in both directions."""
     needed = ("round", "uplink_bytes", "downlink_bytes")
@@ -114,6 +102,12 @@ def named_links() -> dict[str, Network]:
         if each.up_mbps and each.down_mbps and not each.classes
     ]  # fmt: skip
     return dict(sorted(limited, key=lambda pair: pair[1].up_mbps or 0))
+
+
+def own_name(settings: Mapping[str, str]) -> str:
+    """Return the name of the links in a run's configuration; "" if they have none."""
+    own = speeds(own_links(settings))
+    return next((name for name, link in named_links().items() if speeds(link) == own), "")
 
 
 def own_links(settings: Mapping[str, str]) -> Network:

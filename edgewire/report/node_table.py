@@ -42,8 +42,7 @@ class NodeRecord:
     def label(self) -> str:
         """What texts call the node: its number, and its name if it has one."""
         name = self.told.get("name")
-        named = isinstance(name, str) and name
-        return f"node {self.number}" + (f" ({one_line(str(name), LONGEST)})" if named else "")
+        return f"node {self.number}" + (f" ({one_line(str(name), LONGEST)})" if name else "")
 
     @property
     def slow(self) -> bool:
@@ -83,10 +82,9 @@ def nodes_of(run: Run, group: Any = None) -> list[NodeRecord]:
     """
     assert run.folder is not None
     content = readable(read_json, run.folder / NODES)
-    listed = content.get("nodes") if isinstance(content, dict) else None
-    if not isinstance(content, dict) or not isinstance(listed, list):
-        return []
-    nodes = [each for each in listed if isinstance(each, dict)]
+    content = content if isinstance(content, dict) else {}
+    listed = content.get("nodes")
+    nodes = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     gave_up = ended_early(run.result) and not run.diverged  # because no node answered
     lost = not_answering(nodes, number(content.get("seconds")), gave_up)
     lags = [number(each.get("mean_lag")) for each in nodes]

@@ -26,15 +26,7 @@ from edgewire.report.metric import ACCURACY, LOSS, MainMetric
 from edgewire.report.node_table import NODES
 from edgewire.report.notebook_card import card, curve_svg
 from edgewire.report.reader import GrowingFile, folders, readable, row_in
-from edgewire.report.runs import (
-    FAILED,
-    HISTORY,
-    HYDRA,
-    OVERRIDES,
-    Row,
-    number,
-    read_result,
-)
+from edgewire.report.runs import FAILED, HISTORY, HYDRA, OVERRIDES, Row, number, read_result
 
 MOST_POINTS = 800  # of a curve
 FIRST_LINE = 10.0  # seconds
@@ -54,15 +46,13 @@ class RunProgress:
     `metrics`: the values of the model to follow, by importance; default: accuracy and loss. `row`:
     the newest row of the history; {} before the first. `values`: the last value of each metric by
     its name; only some rounds end with an evaluation. `points`: rounds and values of the first
-    metric, of a long run a part. `left`: the estimated seconds until the end of a run that goes on;
-    None if they are unknown. `state`: one of the constants above.
+    metric, of a long run a part. `state`: one of the constants above.
     """
 
     def __init__(self, folder: Path, *metrics: MainMetric) -> None:
         self.folder = folder
         self.row: Row = {}
         self.values: dict[str, float] = {}
-        self.left: float | None = None
         self.state = STARTING
         self._file = GrowingFile(folder / HISTORY)
         self.metrics = metrics or (ACCURACY, LOSS)
@@ -85,15 +75,17 @@ class RunProgress:
             if len(self.points) > MOST_POINTS:
                 self.points = [*self.points[:-1:2], self.points[-1]]
         self.state = self._state()
-        self.left = self._left() if self.state == RUNNING else None
 
-    def _left(self) -> float | None:
-        """Return the seconds left at the mean pace since the first row; None before the second."""
+    @property
+    def left(self) -> float | None:
+        """The seconds left at the mean pace since the first row, if it runs; None if unknown."""
+        if self.state != RUNNING:
+            return None
         (began, first), (now, done) = (
             [number(row.get(key)) or 0.0 for key in ("seconds", "round")]
             for row in (self._first, self.row)
         )
-        rounds = self.row["rounds"]
+        rounds = self.row.get("rounds", 0)
         if not first < done < rounds or now <= began:
             return None
         return float((rounds - done) * (now - began) / (done - first))
@@ -109,20 +101,16 @@ class RunProgress:
         return FINISHED if not result.get("stopped") else STOPPED
 
     @property
-    def measured(self) -> str:
-        """The last value of the first metric that has one, after its name."""
-        known = (metric for metric in self.metrics if metric.name in self.values)
-        metric = next(known, self.metrics[0])
-        return f"{metric.name} {metric.text(self.values.get(metric.name))}"
-
-    @property
     def told(self) -> list[str]:
-        """The newest row in words; [] before the first."""
+        """The newest row in words, with the first metric that has a value; [] before the first."""
         if not self.row:
             return []
+        known = (metric for metric in self.metrics if metric.name in self.values)
+        metric = next(known, self.metrics[0])
+        measured = f"{metric.name} {metric.text(self.values.get(metric.name))}"
         up, down = (human_bytes(self.row[f"{way}link_bytes"]) for way in ("up", "down"))
         done = f"round {self.row['round']} of {self.row['rounds']}"
-        return [done, self.measured, f"up {up}, down {down}"]
+        return [done, measured, f"up {up}, down {down}"]
 
     @property
     def rest(self) -> list[str]:

@@ -143,10 +143,7 @@ def parse_json(text: bytes) -> Any:
 
 def row_in(line: bytes) -> dict[str, Any]:
     """Return the row in a line of a history; empty for a damaged line, or a part of one."""
-    try:
-        row = parse_json(line)
-    except ValueError:
-        return {}
+    row = readable(parse_json, line)
     return row if isinstance(row, dict) else {}
 
 
@@ -182,11 +179,13 @@ def read_yaml(file: Path) -> Any:
         refuse(file, f"cannot be read: {' '.join(str(error).split())[:80]}")
 
 
-def readable(read: Callable[[Path], Found], path: Path) -> Found | None:
-    """Return what `read` reads at a path; None if a file is missing or damaged."""
+def readable(
+    read: Callable[Given, Found], *given: Given.args, **named: Given.kwargs
+) -> Found | None:
+    """Return what `read` returns for its arguments; None if a file is missing or damaged."""
     try:
-        return read(path)
-    except (OSError, ValueError):
+        return read(*given, **named)
+    except (OSError, ValueError, ResultsError):
         return None
 
 
@@ -230,7 +229,7 @@ class GrowingFile:
         self._offset, self._mark = 0, b""
 
     def lines(self) -> Iterator[bytes]:
-        """Return an iterator over the complete lines since the last call; none without a file.
+        """Yield the complete lines since the last call; none without a file.
 
         Begins again first if the file does not have the same bytes before the last lines' end.
         Raises as `open_file`.
@@ -239,15 +238,12 @@ class GrowingFile:
             opened = open_file(self._path)
         except FileNotFoundError:
             self.begin_again()
-            return iter(())
-        opened.seek(self._offset - len(self._mark))
-        if opened.read(len(self._mark)) != self._mark:
-            self.begin_again()
-            opened.seek(0)
-        return self._new(opened)
-
-    def _new(self, opened: BinaryIO) -> Iterator[bytes]:
+            return
         with opened:
+            opened.seek(self._offset - len(self._mark))
+            if opened.read(len(self._mark)) != self._mark:
+                self.begin_again()
+                opened.seek(0)
             for line in lines_of(opened):
                 if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
                     break

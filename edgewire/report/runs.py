@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgewire.report.estimate import Estimate, estimate
-from edgewire.report.format import NOTHING, one_line
+from edgewire.report.format import one_line
 from edgewire.report.metric import ACCURACY, MainMetric, main_of
 from edgewire.report.reader import (
     ResultsError,
@@ -131,10 +131,8 @@ class Run:
 
 def by_seed(runs: Iterable[Run], measure: Measure, scale: float = 1) -> dict[int, float]:
     """Return a number of each run that has it, times `scale`: seed -> number."""
-    found = {
-        run.seed: run.result.get(measure) if isinstance(measure, str) else measure(run.result)
-        for run in runs
-    }
+    read = (lambda result: number(result.get(measure))) if isinstance(measure, str) else measure
+    found = {run.seed: read(run.result) for run in runs}
     return {seed: value * scale for seed, value in found.items() if value is not None}
 
 
@@ -149,10 +147,6 @@ class Group:
     def metric(self) -> MainMetric:
         """The main metric of the first run; the accuracy if there is no run."""
         return main_metric(self.runs)
-
-    def name(self, keys: Sequence[str]) -> list[str]:
-        """Return the group's values of `keys`; "-" for a key that the group lacks."""
-        return [self.overrides.get(key, NOTHING) for key in keys]
 
     def estimate(self, measure: Measure, scale: float = 1) -> Estimate | None:
         """Return the estimate of a number over the runs that have it; None if no run has it."""
@@ -200,13 +194,8 @@ def sent_bytes(row: dict[str, Any], way: str) -> float | None:
     return payload + sum(number(row.get(f"{way}_{w}_bytes")) or 0 for w in ("other", "header"))
 
 
-def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
-    """Return the finished runs below `folders`, by job number, and the folders of the others.
-
-    A run whose files are damaged counts as unfinished. Raises `ResultsError` if no run has
-    finished.
-    """
-    folders = list(folders)
+def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[Path]]:
+    """Return what `find_runs` returns. Raises `ResultsError` if no run has finished."""
     runs, unfinished = find_runs(folders)
     if not runs:
         count = f"; {len(unfinished)} unfinished" if unfinished else ""
@@ -215,9 +204,9 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
-    """Return what `read_runs` returns, also if no run has finished.
+    """Return the finished runs below `folders`, by job number, and the folders of the others.
 
-    Raises `ResultsError` for a missing folder.
+    A run whose files are damaged counts as unfinished. Raises `ResultsError` for a missing folder.
     """
     jobs: dict[Path, Path] = {}  # `folders` may name a folder and also a folder inside it
     for top in folders:
@@ -291,18 +280,13 @@ def read_history(file: Path, main: str = "accuracy") -> list[Row]:
     return rows
 
 
-def read_overrides(folder: Path) -> dict[str, str]:
-    """Return all command-line overrides of a run by their keys; see `override_words`."""
-    return split_overrides(override_words(folder))
-
-
 def with_effect(overrides: Mapping[str, str]) -> dict[str, str]:
     """Return the overrides that change what a run computes."""
     return {key: value for key, value in overrides.items() if not WITHOUT_EFFECT.fullmatch(key)}
 
 
-def override_words(folder: Path) -> list[str]:
-    """Return all command-line overrides of a run.
+def read_overrides(folder: Path) -> dict[str, str]:
+    """Return all command-line overrides of a run by their keys.
 
     Raises `OSError` for a file that cannot be read, `ValueError` for a damaged one.
     """
@@ -311,7 +295,7 @@ def override_words(folder: Path) -> list[str]:
         refuse(folder / OVERRIDES, "holds no overrides")
     if len(words) > MOST_WORDS or sum(map(len, words)) > MOST_LETTERS:
         refuse(folder / OVERRIDES, f"has over {MOST_WORDS} words or {MOST_LETTERS} letters")
-    return words
+    return split_overrides(words)
 
 
 def expect_result(result: Mapping[str, Any]) -> None:
@@ -371,15 +355,10 @@ def read_settings(folder: Path) -> dict[str, str]:
     content = readable(read_yaml, folder / CONFIG)
     pairs = islice(dotted(content if isinstance(content, dict) else {}), MOST_SETTINGS)
     flat = {one_line(key): one_line(as_text(value)) for key, value in pairs}
-    return {key: _resolved(text, flat) for key, text in flat.items()}
-
-
-def _resolved(text: str, flat: Mapping[str, str]) -> str:
     for _ in range(5):  # a reference may lead to another one, or to itself
-        if (found := REFERENCE.fullmatch(text)) is None or found[1] not in flat:
-            break
-        text = flat[found[1]]
-    return text
+        leads = {key: REFERENCE.fullmatch(text) for key, text in flat.items()}
+        flat |= {key: flat.get(to[1], flat[key]) for key, to in leads.items() if to}
+    return flat
 
 
 def as_text(value: Any) -> str:

@@ -14,9 +14,10 @@ from typing import Any
 
 from edgewire.report.estimate import wilson
 from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
+from edgewire.report.link_time import own_name
 from edgewire.report.metric import MainMetric, main_of
 from edgewire.report.node_table import NodeRecord, nodes_of, notable, weak_node
-from edgewire.report.reader import ResultsError, readable, reading
+from edgewire.report.reader import readable, reading
 from edgewire.report.runs import (
     HISTORY,
     Row,
@@ -33,7 +34,9 @@ from edgewire.report.runs import (
 
 WIDTH = 110  # characters of a line
 NAME = 40  # characters of a name from elsewhere
-HARDLY_FOUND = 0.1  # the share of a class below which weights of the classes may help
+HARDLY_FOUND = 0.5  # the share of a rare class below which weights of the classes may help
+RISEN = 0.2  # by this share above its least value the loss on the test samples tells of overfitting
+MORE = "more rounds= or another lr= may help (compare searches lr= for your own data)"
 FLAT = 4  # evaluations that show that a metric is flat
 BESIDE = 0.05  # a direction is compressed if its ratio differs from 1 by more
 # what a preset is called; the others go by their names
@@ -51,14 +54,16 @@ METHOD = (
 FILES = ("csv", "parquet", "npz", "table", "imagefolder")  # data sets that go by their file's name
 
 
-def trained(result: Mapping[str, Any], folder: Path) -> str:
+def trained(result: Mapping[str, Any], folder: Path, root: str = "") -> str:
     """Return what a run trains, in one line: data, model, nodes and method.
 
     `result`: the keys of its `result.json`. Results of earlier versions do not have all of them.
+    `root`: the file of the data, or "null"; "": as the run's configuration says.
     """
     data, name = _mapping(result, "data"), one_line(str(result.get("dataset", "")), NAME)
-    root = read_settings(folder).get("dataset.root", "null") if name in FILES else "null"
-    name = one_line(Path(root).name, NAME) if root != "null" else name
+    if name in FILES:
+        root = root or read_settings(folder).get("dataset.root", "null")
+        name = one_line(Path(root).name, NAME) if root != "null" else name
     sizes = [f"{size:,.0f}" for key in ("train", "test") if (size := number(data.get(key)))]
     parts = [f"{' + '.join(sizes)} {one_line(str(data.get('kind')), NAME)}"] if sizes else []
     if classes := number(data.get("classes")):
@@ -101,7 +106,9 @@ def screen(folder: Path, page: Path | None = None) -> list[str]:
         more = [f"python -m edgewire.report {where}", "curves, bytes, nodes; then: compare"]
         if page is not None:
             more = [f"python -m webbrowser {page.resolve().as_uri()}", "the page"]
-        return [trained(result, folder), *laid_out(rows), *next_lines(rows, use, more)]
+        weak = result.get("diverged") or is_no_better(result, main_of(result))
+        nexts = [more] if not result["client_updates"] else [more, use] if weak else [use, more]
+        return [trained(result, folder), *laid_out(rows), *next_lines(rows, *nexts)]
 
 
 def shown(path: Path) -> Path:
@@ -139,7 +146,7 @@ def answers(result: Row, folder: Path) -> dict[str, str]:
 
     Raises the exceptions of damaged files (`edgewire.report.reader.reading`).
     """
-    main = main_of(result)
+    main, settings = main_of(result), read_settings(folder)
     nodes = nodes_of(Run({}, result, list, folder))
     done, rounds = (number(result.get(key)) for key in ("round", "rounds"))
     one, several = ("push", "pushes") if "staleness" in result else ("round", "rounds")
@@ -150,10 +157,10 @@ def answers(result: Row, folder: Path) -> dict[str, str]:
     rows = {
         "stopped": one_line(f"after {at}: {stopped}") if stopped else "",
         "diverged": f"the model has diverged in {at}" if result.get("diverged") else "",
-        main.name: _measured(result, folder, main),
-        "classes": _worst_class(result),
+        main.name: _measured(result, folder, main, settings),
+        "classes": _worst_class(result, settings),
         "up, down": bytes_told(result),
-        **_over_a_link(result, folder),
+        **_over_a_link(result, folder, settings),
         **node_rows(result, nodes, main),
         "files": f"{shown(folder)}; {at} in {human_seconds(result['seconds'])}"
         + (f", on the virtual network {human_seconds(virtual)}" if virtual else "")
@@ -174,7 +181,15 @@ def interval_of(result: Mapping[str, Any]) -> tuple[float, float] | None:
     return wilson(value, count)
 
 
-def _measured(result: Row, folder: Path, main: MainMetric) -> str:
+def is_no_better(result: Mapping[str, Any], main: MainMetric) -> bool:
+    """Return whether a model's main metric is not surely better than the constant predictor's."""
+    value, other = (number(each.get(main.name)) for each in (result, _mapping(result, "constant")))
+    if value is None or other is None:
+        return False
+    return main.reaches(other, (interval_of(result) or (value,))[0])
+
+
+def _measured(result: Row, folder: Path, main: MainMetric, settings: Mapping[str, str]) -> str:
     """Return the main metric with its interval, the best value, and the constant predictor's."""
     value, best = (number(result.get(f"{kind}{main.name}")) for kind in ("", "best_"))
     if value is None:
@@ -198,6 +213,8 @@ def _measured(result: Row, folder: Path, main: MainMetric) -> str:
     elif data and not count:
         parts = [f"{text(value)} of what the nodes hold back"]
     rows = evaluations(result, folder)
+    if rows and rows[0]["round"] == 0 and settings.get("model.file", "null") != "null":
+        parts.append(f"from {text(rows[0][main.name])} (start)")
     if best is not None and text(best) != text(value):
         at = next((row["round"] for row in rows if row[main.name] == best), None)
         parts.append(f"best {text(best)}" + ("" if at is None else f" (round {at:g})"))
@@ -207,17 +224,22 @@ def _measured(result: Row, folder: Path, main: MainMetric) -> str:
         who = "the median" if main.name == "mae" else "the mean"
         if constant.get("class") is not None:
             who = f'"{one_line(str(constant["class"]), NAME)}"'
-        parts.append(f"always {who}: {text(other)}")
+        worse = is_no_better(result, main)
+        parts.append("no better than " * worse + f"always {who}: {text(other)}")
+        parts += [MORE] * worse
+    known = [row for row in rows if None not in (row.get("loss"), row.get("train_loss"))]
+    least, last = min(known, key=lambda row: row["loss"], default={}), known[-1] if known else {}
+    risen = known and last["loss"] - least["loss"] > RISEN * abs(least["loss"])
+    if risen and last["train_loss"] < least["train_loss"]:
+        losses = f"{least['loss']:.2g}, now {last['loss']:.2g}"
+        parts.append(f"its loss is least in round {least['round']:g} ({losses}): fewer rounds=")
     return "; ".join(parts)
 
 
 def evaluations(result: Row, folder: Path) -> list[Row]:
     """Return the rows of a run's history with an evaluation; none if it is damaged."""
     name = main_of(result).name
-    try:
-        rows = read_history(folder / HISTORY, name)
-    except (OSError, ResultsError):
-        return []
+    rows = readable(read_history, folder / HISTORY, name) or []
     return [row for row in rows if row.get(name) is not None]
 
 
@@ -235,22 +257,31 @@ def _flat_since(rows: Sequence[Row], name: str, half: float) -> float | None:
     return float(rows[first]["round"]) if 0 < first <= len(values) - FLAT else None
 
 
-def _worst_class(result: Row) -> str:
-    """Return the class of which the model finds the smallest share, and what it takes it for."""
+def confusion_of(result: Mapping[str, Any]) -> tuple[list[str], list[list[int]]]:
+    """Return the classes' names and the confusion matrix; both empty if it is damaged."""
     table, names = result.get("confusion"), result.get("class_names")
     if not isinstance(table, list) or not table or not isinstance(names, list):
-        return ""
+        return [], []
     flat = [value for row in table for value in row]
     if None in map(number, flat) or {*map(len, table)} != {len(table)} or min(flat) < 0:
+        return [], []
+    return [one_line(str(dict(enumerate(names)).get(k, k)), NAME) for k in range(len(table))], table
+
+
+def _worst_class(result: Row, settings: Mapping[str, str]) -> str:
+    """Return the class of which the model finds the smallest share, and what it takes it for."""
+    name, table = confusion_of(result)
+    if not table:
         return ""
     found = [(row[at] / sum(row), at) for at, row in enumerate(table) if sum(row)]
     share, at = min(found, default=(1.0, 0))
     if share == 1.0:
         return "of each class all were found"
-    name = [one_line(str(names[k] if k < len(names) else k), NAME) for k in range(len(table))]
     wrong = max((k for k in range(len(table)) if k != at), key=lambda k: table[at][k])
     text = f'worst: "{name[at]}", {100 * share:.0f} % of {sum(table[at]):,} found'
-    hint = "; objective.class_weights=balanced may help" if share < HARDLY_FOUND else ""
+    rare = sum(table[at]) * len(found) < sum(map(sum, table)) and share < HARDLY_FOUND
+    weights = rare and settings.get("objective.class_weights") == "null"
+    hint = "; objective.class_weights=balanced may help" * weights
     return f'{text}, {table[at][wrong]:,} taken for "{name[wrong]}"{hint}'
 
 
@@ -275,11 +306,12 @@ def times(ratio: float) -> str:
     return f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
-def _over_a_link(result: Row, folder: Path) -> dict[str, str]:
+def _over_a_link(result: Row, folder: Path, settings: Mapping[str, str]) -> dict[str, str]:
     """Return how long the run's messages take over its network, or a usual link; {} if unknown."""
     if (seconds := number(result.get("link_seconds"))) is None:
         return {}
-    name = one_line((readable(read_overrides, folder) or {}).get("network", ""), 20)
+    given = one_line((readable(read_overrides, folder) or {}).get("network", ""), 20)
+    name = own_name(settings) or given
     down, up = (
         "no limit" if rate is None else f"{rate:g} Mbit/s"
         for rate in (number(result.get(f"link_{way}_mbps")) for way in ("down", "up"))
@@ -304,7 +336,9 @@ def node_rows(result: Row, nodes: Sequence[NodeRecord], main: MainMetric) -> dic
     if weak := weak_node(nodes, main):
         own, mean = map(main.text, weak[1:])
         rows["weak"] = f"{weak[0].label}: {own} on its own samples, the mean node {mean}"
-    if nodes:
+    if nodes and not result["client_updates"]:
+        rows["nodes"] = "not one update was used: the model is as it was before the first round"
+    elif nodes:
         fine = sum(n.count("replies") == n.count("messages") or n.waits for n in nodes)
         total = number(result.get("nodes")) or 0
         listed = f" listed nodes (of {total:,.0f})" * (total > len(nodes))

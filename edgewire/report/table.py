@@ -2,9 +2,6 @@
 
 `python -m edgewire.report.table FOLDER... [--reach VALUE] [--wide]` prints a sweep as a
 table: one row for runs that differ in the seed only.
-
-A column makes a cell from the runs of a row; `COLUMNS` has those of this command and of the table
-after a sweep. A cell has a text, and a number or text to sort by.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
@@ -253,12 +251,15 @@ class Table:
 
     def write_csv(self, path: Path) -> None:
         """Write the table: of numeric columns the numbers, of the others the texts."""
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow([safe_cell(column.head) for column in self.columns])
-            for row in self.rows:
-                cells = zip(self.columns, row, strict=True)
-                writer.writerow([safe_cell(c.sort if col.numeric else c.text) for col, c in cells])
+        pairs = (zip(self.columns, row, strict=True) for row in self.rows)
+        rows = ([c.sort if column.numeric else c.text for column, c in row] for row in pairs)
+        write_csv(path, [column.head for column in self.columns], rows)
+
+
+def write_csv(path: Path, heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Write a CSV file of `safe_cell`s. Raises `OSError` if the file cannot be written."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(map(safe_cell, row) for row in chain([heads], rows))
 
 
 def safe_cell(value: Any) -> Any:
@@ -274,12 +275,13 @@ def safe_cell(value: Any) -> Any:
     return value
 
 
-def runs_table(rows: Sequence[TableRow], keys: Sequence[str], wide: bool = False) -> Table:
-    """Return the table of runs: a column for each of `keys`, and others in which a run has a value.
+def runs_table(groups: Sequence[Group], reach: float | None = None, wide: bool = False) -> Table:
+    """Return the table of runs: the overrides that differ, and columns in which a run has a value.
 
-    `rows`: groups of runs that differ in the seed. `wide`: all of `COLUMNS`, and best values; else
-    those in `SHOWN`, and the main metrics.
+    `groups`: runs that differ in the seed. `reach`: as in `TableRow`. `wide`: all of `COLUMNS`, and
+    best values; else those in `SHOWN`, and the main metrics.
     """
+    rows = [TableRow(group.overrides, group.runs, reach) for group in groups]
     metrics = dict.fromkeys(run.metric for row in rows for run in row.runs)
     known = {"runs": COLUMNS["runs"]}
     for metric in metrics:
@@ -288,9 +290,9 @@ def runs_table(rows: Sequence[TableRow], keys: Sequence[str], wide: bool = False
     shown = [column for head, column in (known | COLUMNS).items() if wide or head in names]
 
     def own(key: str) -> Column:
-        return Column(key, lambda group: words(group.name([key])[0]), numeric=False)
+        return Column(key, lambda group: words(group.overrides.get(key, NOTHING)), numeric=False)
 
-    return Table.of([*map(own, keys), *shown], rows).used()
+    return Table.of([*map(own, varying(groups)), *shown], rows).used()
 
 
 def sweep_table(folders: Sequence[Path]) -> RichTable | None:
@@ -299,11 +301,7 @@ def sweep_table(folders: Sequence[Path]) -> RichTable | None:
     A row has the runs that differ in the seed only.
     """
     runs, _ = find_runs(folders)
-    if len(runs) < 2:
-        return None
-    groups = group_runs(runs)
-    rows = [TableRow(group.overrides, group.runs) for group in groups]
-    return runs_table(rows, varying(groups)).rich()
+    return runs_table(group_runs(runs)).rich() if len(runs) > 1 else None
 
 
 @mistakes_are_lines
@@ -319,12 +317,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     runs, unfinished = read_runs(asked.folders)
     groups = group_runs(runs)
-    keys = varying(groups)
-    rows = [TableRow(group.overrides, group.runs, asked.reach) for group in groups]
-    print(runs_table(rows, keys, asked.wide).markdown())
-    if repeated := len(runs) - sum(len(row.runs) for row in rows):
+    print(runs_table(groups, asked.reach, asked.wide).markdown())
+    counted = [run for group in groups for run in group.runs]
+    if repeated := len(runs) - len(counted):
         print(f"\n{repeated} repeated with the same seed: the last counts")
-    lost = [run.folder for row in rows for run in row.runs if run.diverged]  # also in the means
+    lost = [run.folder for run in counted if run.diverged]  # also in the means
     for name, folders in (("diverged", lost), ("unfinished or damaged", unfinished)):
         if folders:
             print(f"\n{name}: {', '.join(map(str, folders))}")

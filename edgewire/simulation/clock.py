@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgewire.conf.network import Network
+from edgewire.conf.network import Network, transfer_seconds
 
 MOST_STEPS = 1e9  # the most local steps of one message
 NEVER = float("inf")  # the arrival time of a lost reply
@@ -51,12 +51,12 @@ class _ServerLink:
 
     def send(self, at: float, size: int, mbps: float) -> float:
         """Return when `size` bytes that are sent from `at` on have left the server."""
-        self.sending = max(at, self.sending) + _transfer(size, mbps)
+        self.sending = max(at, self.sending) + transfer_seconds(size, mbps)
         return self.sending
 
     def receive(self, at: float, size: int, mbps: float) -> float:
         """Return when the server has received `size` bytes, the last of which was sent at `at`."""
-        self.receiving = max(at, self.receiving + _transfer(size, mbps))
+        self.receiving = max(at, self.receiving + transfer_seconds(size, mbps))
         return self.receiving
 
 
@@ -97,15 +97,6 @@ class VirtualClock:
         self._speeds: dict[int, float] = {}
         self._takes_time = bool(self.network.seconds_per_step or self.network.encoding_seconds)
         self._limits = np.cumsum([c.share for c in self.network.classes.values()])
-
-    @property
-    def now(self) -> float:
-        """Virtual seconds since the start."""
-        return self.state.now
-
-    @now.setter
-    def now(self, moment: float) -> None:
-        self.state.now = moment
 
     def speed(self, node: int) -> float:
         """Return the speed factor of a node's device class, drawn once from (seed, node)."""
@@ -150,7 +141,7 @@ class VirtualClock:
     def _received(self, node: int, sent: float, down: int) -> tuple[float, float, bool]:
         """Return when a node gets a message, how long it is idle then, and whether it crashes."""
         net = self.network
-        reaches = sent if net.down_mbps is None else sent + _transfer(down, net.down_mbps)
+        reaches = sent if net.down_mbps is None else sent + transfer_seconds(down, net.down_mbps)
         if net.server_mbps is not None:
             reaches = max(reaches, self.state.server.send(sent, down, net.server_mbps))
         waiting, crashes = 0.0, False
@@ -190,9 +181,6 @@ class VirtualClock:
         under_way[task.node].popleft()
         if not under_way[task.node]:
             del under_way[task.node]
-        return self._arrived(task, steps, up)
-
-    def _arrived(self, task: Journey, steps: float, up: int) -> float:
         net, node = self.network, task.node
         start, free = task.received, self.state.free.get(node, 0.0)
         start = free if free > start else start
@@ -205,7 +193,7 @@ class VirtualClock:
         steps = task.steps if task.steps > steps else steps
         work = self._work(node, steps) if self._takes_time else 0.0
         done = start + task.waiting + work
-        sent_back = done if net.up_mbps is None else done + _transfer(up, net.up_mbps)
+        sent_back = done if net.up_mbps is None else done + transfer_seconds(up, net.up_mbps)
         if sent_back > task.sent:  # else nothing takes time, and no entry is needed
             self.state.free[node] = sent_back
         if task.crashes:
@@ -218,10 +206,7 @@ class VirtualClock:
 
     def arrival(self, node: int, sent: float, down: int, steps: float, up: int) -> float:
         """Send a message at the time `sent`; return when the reply to it arrives, or `NEVER`."""
-        received, waiting, crashes = self._received(node, sent, down)
-        life = self.state.crashes[node] if self.state.crashes else 0
-        task = Journey(node, sent, received, waiting, sent, NEVER, crashes, life, 0.0)
-        return self._arrived(task, steps, up)
+        return self.answer(self.send(node, sent, down), steps, up)
 
     @property
     def steady(self) -> bool:
@@ -240,15 +225,15 @@ class VirtualClock:
     def present(self, node: int) -> bool:
         """Return whether a node is online now: it has joined, and is not away after a crash."""
         gone, back = self.state.gone.get(node, NEVER), self.network.rejoin_seconds
-        away = gone <= self.now and (back is None or self.now < gone + back)
-        return self.joined(node) <= self.now and not away
+        away = gone <= self.state.now and (back is None or self.state.now < gone + back)
+        return self.joined(node) <= self.state.now and not away
 
     def change(self, nodes: Iterable[int]) -> float:
         """Return the next moment at which one of these nodes joins or rejoins, or `NEVER`."""
         back = self.network.rejoin_seconds
         moments = [self.joined(node) for node in nodes] if self.network.join_seconds else []
         moments += [] if back is None else [gone + back for gone in self.state.gone.values()]
-        return min((moment for moment in moments if moment > self.now), default=NEVER)
+        return min((moment for moment in moments if moment > self.state.now), default=NEVER)
 
     def draw_life(self, node: int) -> tuple[float, bool]:
         """Draw a waiting time, and whether the node crashes after its reply."""
@@ -273,10 +258,6 @@ class VirtualClock:
         self.state.answers[node] += 1
         random = np.random.default_rng([self.seed, node, self.state.answers[node], _LOSS])
         return bool(random.random() < self.network.loss)
-
-
-def _transfer(size: int, mbps: float) -> float:
-    return size * 8 / (mbps * 1e6)
 
 
 def steps_of(metrics: Mapping[str, object]) -> float:

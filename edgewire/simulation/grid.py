@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import count, islice
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -16,7 +17,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from edgewire.compression.flower.message_size import Size, measured, measured_reply
-from edgewire.compression.flower.records import content_of, metadata_of
+from edgewire.compression.flower.records import content_of, metadata_of, values_of
 from edgewire.compression.flower.timed_grid import TimedGrid
 from edgewire.simulation.clock import NEVER, ClockState, Journey, VirtualClock, steps_of
 from edgewire.simulation.other_link_clock import BandwidthModel, BandwidthModelState
@@ -53,38 +54,27 @@ class GridState:
 
 
 class Replies(Sequence[Message]):
-    """The replies to a round's messages. The sequence reads them from a stream when needed.
+    """The replies to a round's messages. The sequence reads them from `stream` when needed."""
 
-    `stream`: the replies, each with the virtual second of its arrival. `arrived`: the arrival of
-    the newest reply that was read.
-    """
-
-    def __init__(self, stream: Iterator[tuple[float, Message]]) -> None:
+    def __init__(self, stream: Iterator[Message]) -> None:
         self._stream = stream
-        self.arrived = 0.0
         self._here: list[Message] = []
 
     def __iter__(self) -> Iterator[Message]:
-        position = 0
-        while position < len(self._here) or self._next():
+        for position in count():
+            if position == len(self._here):
+                self._here += islice(self._stream, 1)
+            if position == len(self._here):
+                return
             yield self._here[position]
-            position += 1
 
     def __len__(self) -> int:
-        while self._next():
-            pass
+        self._here += self._stream
         return len(self._here)
 
     def __getitem__(self, index: Any) -> Any:
         len(self)
         return self._here[index]
-
-    def _next(self) -> bool:
-        found = next(self._stream, None)
-        if found is not None:
-            self.arrived, reply = found
-            self._here.append(reply)
-        return found is not None
 
 
 class LocalGrid(TimedGrid):
@@ -113,7 +103,7 @@ class LocalGrid(TimedGrid):
     def virtual_seconds(self) -> float:
         """The virtual clock, seconds since the run began."""
         self.finish()
-        return self._clock.now
+        return self._clock.state.now
 
     now = virtual_seconds  # deadlines are on this clock
 
@@ -134,13 +124,9 @@ class LocalGrid(TimedGrid):
 
     @property
     def comparison(self) -> dict[str, float | None]:
-        """The modelled times with and without compression: the fields of `Comparison`, or {}.
-
-        {}: the times are unknown, or `follow` was not called.
-        """
+        """`BandwidthModel.comparison`; {} if `follow` was not called."""
         self.finish()
-        found = self._line.comparison if self._line else None
-        return {} if found is None else found._asdict()
+        return self._line.comparison if self._line else {}
 
     def drain(self) -> None:
         """Compute the replies to all unanswered messages; their arrival times do not change."""
@@ -248,7 +234,7 @@ class LocalGrid(TimedGrid):
             self._compute_crashes(node)
             down, steps = sizes[id(content)]
             followed.append((message_id, node, down))
-            task = self._clock.send(node, self._clock.now, down[2], ttl, steps)
+            task = self._clock.send(node, self._clock.state.now, down[2], ttl, steps)
             if task.earliest == NEVER:
                 continue
             anew = task.life != state.lives.get(node, 0)
@@ -284,7 +270,7 @@ class LocalGrid(TimedGrid):
             self.stall.asked(len(self._nodes))
             return []
         self.stall.moved()
-        now = self._clock.now = max(self._clock.now, now)
+        now = self._clock.state.now = max(self._clock.state.now, now)
         taken = [i for arrival, i in there if arrival <= now]
         if self._line:
             self._line.take(taken) if taken else self._line.lose_track()
@@ -304,8 +290,8 @@ class LocalGrid(TimedGrid):
         self._open = Replies(self._stream(ids, deadline))
         return self._open
 
-    def _stream(self, ids: list[str], deadline: float) -> Iterator[tuple[float, Message]]:
-        last = self._clock.now
+    def _stream(self, ids: list[str], deadline: float) -> Iterator[Message]:
+        last = self._clock.state.now
         if self._line:
             self._line.send()
         for message_id in ids:
@@ -315,8 +301,8 @@ class LocalGrid(TimedGrid):
             if waited < NEVER:
                 last = max(last, waited)
             if reply is not None and arrival <= deadline:
-                yield arrival, reply
-        self._clock.now = last
+                yield reply
+        self._clock.state.now = last
         if self._line:
             self._line.take(ids)
 
@@ -339,7 +325,7 @@ class LocalGrid(TimedGrid):
             (self._state.arrivals[i][0] for i in ids if i in self._state.arrivals), default=NEVER
         )
         while self._state.bounds and self._state.bounds[0][0] <= min(
-            max(first, self._clock.now), deadline
+            max(first, self._clock.state.now), deadline
         ):
             message_id = heapq.heappop(self._state.bounds)[2]
             self._compute(message_id, in_bulk=True)
@@ -396,7 +382,7 @@ class LocalGrid(TimedGrid):
                 content = self._restored(content)
             except ValueError:  # the server will refuse this reply
                 return 0.0
-        for record in content.__dict__["_data"].values():
+        for record in values_of(content).values():
             if kind in type(record).__mro__:
-                return steps_of(record.__dict__["_data"])
+                return steps_of(values_of(record))
         return 0.0

@@ -46,25 +46,18 @@ def refuse(_: Job, *, workers: int = 0, memory_mb: float | None = None, pin: boo
         raise UsageError(f"engine.workers must be at least 0 (one a core), not {workers}")
 
 
-_within = [False]
-
-
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Within this context the garbage collector skips all objects that exist at its start.
 
     So the collector does not write to these objects, and forked workers share their memory pages.
-    Objects that `gc.freeze` has frozen before stay frozen. A nested context does not count the
-    frozen objects again, because counting visits all of them.
+    Objects that `gc.freeze` has frozen before stay frozen.
     """
-    before = _within[0]
-    frozen = before or gc.get_freeze_count() > 0
+    frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
-    _within[0] = True
     try:
         yield
     finally:
-        _within[0] = before
         if not frozen:
             gc.unfreeze()

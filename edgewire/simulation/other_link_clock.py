@@ -17,8 +17,7 @@ unknown if crashes, losses or time-outs decide which nodes answer.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from edgewire.compression.flower.message_size import Size, other_than_payloads
@@ -26,21 +25,6 @@ from edgewire.conf.network import Network
 from edgewire.simulation.clock import ClockState, VirtualClock
 
 DOWN_MBPS, UP_MBPS = 10.0, 2.0  # the modelled link if the network does not limit any link
-
-
-class Comparison(NamedTuple):
-    """The virtual seconds that the run would take over the modelled link.
-
-    `link_seconds`: with the real bytes. `link_seconds_float32`: with the bytes that Flower would
-    send.
-    """
-
-    link_down_mbps: float | None
-    link_up_mbps: float | None
-    link_seconds: float
-    link_seconds_float32: float
-
-
 Times = tuple[float, float]  # virtual seconds with the real bytes, and with Flower's
 
 
@@ -91,10 +75,8 @@ class BandwidthModel:
         self._network = network
         limits = (network.up_mbps, network.down_mbps, network.server_mbps)
         if limits == (None, None, None):
-            self._network = copy(network)
-            self._network.up_mbps, self._network.down_mbps = UP_MBPS, DOWN_MBPS
-        plain = copy(self._network)
-        plain.encoding_seconds = 0.0  # Flower does not compress
+            self._network = replace(network, up_mbps=UP_MBPS, down_mbps=DOWN_MBPS)
+        plain = replace(self._network, encoding_seconds=0.0)  # Flower does not compress
         self._clocks = VirtualClock(self._network, seed), VirtualClock(plain, seed)
         self._plain = plain_bytes
         known = not (network.loss or network.crash or network.join_seconds)
@@ -107,14 +89,21 @@ class BandwidthModel:
             clock.state = kept
 
     @property
-    def comparison(self) -> Comparison | None:
-        """The modelled arrival of the last reply that the server took, on both clocks; or None.
+    def comparison(self) -> dict[str, float | None]:
+        """The link, and when the last reply that the server took arrives on both clocks.
 
-        None: the times are unknown.
+        `link_seconds`: with the real bytes; `link_seconds_float32`: with the bytes that Flower
+        would send. {}: the times are unknown.
         """
         if not self.state.known:
-            return None
-        return Comparison(self._network.down_mbps, self._network.up_mbps, *self.state.now)
+            return {}
+        real, plain = self.state.now
+        return {
+            "link_down_mbps": self._network.down_mbps,
+            "link_up_mbps": self._network.up_mbps,
+            "link_seconds": real,
+            "link_seconds_float32": plain,
+        }
 
     def push(self, messages: list[tuple[str, int, Size]], timeout: float) -> None:
         """Record the messages of one call: their ids, nodes and sizes."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgewire.report.curves import Curve, axis_of, mean_curve, units_of
+from edgewire.report.curves import Axis, Curve, column, mean_curve, y_axis
 from edgewire.report.style import look
 from papers.make.definitions import MAIN
 from papers.make.picture import Picture, add_legend, logarithmic, panels
@@ -15,8 +15,11 @@ from papers.make.tables import FilledTable
 if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.figure import Figure
 
-# the panels' x axes and their labels; the second one is logarithmic
-ACROSS = {"round": "round", "uplink_bytes": "payloads sent by the nodes (MB)"}
+# the x axes of the panels
+ACROSS = (
+    Axis("round", column("round")),
+    Axis("payloads sent by the nodes (MB)", column("uplink_bytes", 1e-6), log=True),
+)
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,13 @@ class Traces(Picture):
     def draw(self) -> Figure:
         """Return the figure. Raises `ModuleNotFoundError` without matplotlib."""
         figure, found = panels(len(ACROSS))
-        for number, (axes, label) in enumerate(zip(found, ACROSS.values(), strict=True)):
+        for number, (axes, across) in enumerate(zip(found, ACROSS, strict=True)):
             for row, trace in enumerate(self.rows):
                 trace.curves[number].add_to(axes, **look(row), label=trace.label)
-            axes.set(xlabel=label)
+            axes.set(xlabel=across.label)
             axes.grid(alpha=0.3)
         logarithmic(found[-1])
-        found[0].set_ylabel(axis_of(self.rows[0].y, self.metric)[0])
+        found[0].set_ylabel(y_axis(self.rows[0].y, self.metric).label)
         if self.rows[0].least is not None:
             most = max(trace.curves[0].high.max() for trace in self.rows)
             room = 0.03 * abs(most - self.rows[0].least)
@@ -62,13 +65,7 @@ def _traces(table: FilledTable) -> Iterator[Trace]:
     y, least, metric = table.definition.picture, table.definition.least, table.metric
     y = metric.name if y == MAIN else y
     for row in table.definition.rows:
-        found = []
-        for x in ACROSS:
-            seeds = (
-                [[each.get(key) for key in ("round", x, y)] for each in run.history()]
-                for run in table.runs_of(row)
-            )
-            units = units_of(x, y, metric)
-            found.append(mean_curve(seeds, 1, "bytes" in x, units, interval=False))
+        histories = [run.history() for run in table.runs_of(row)]
+        found = [mean_curve(histories, x, y_axis(y, metric), interval=False) for x in ACROSS]
         if len(curves := tuple(each for each in found if each is not None)) == len(ACROSS):
             yield Trace(row.label.replace("`", ""), y, least, curves)

@@ -1,7 +1,7 @@
 """Reads and writes a run's checkpoint, one file of named parts in the run's folder.
 
-The first line is JSON. It holds the format, and each part's name, size and checksum. The parts
-follow. The file is replaced atomically, so the previous checkpoint stays until the new one is
+The first line is JSON. It holds the format, each part's name and size, and a checksum of the parts,
+which follow. The file is replaced atomically, so the previous checkpoint stays until the new one is
 complete.
 """
 
@@ -14,13 +14,13 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64
 
 from edgewire.conf.schema import ConfigError
 from edgewire.strategy.run.whole_files import replace_file
 
 FILE = "checkpoint"
-MARK, FORMAT = "edgewire-checkpoint", 8  # increase FORMAT if older versions cannot read the file
+MARK, FORMAT = "edgewire-checkpoint", 9  # increase FORMAT if older versions cannot read the file
 PAUSE = 60.0  # seconds from a failed checkpoint to the next attempt
 SHARE = 0.02  # the largest share of a run's time that is used for checkpoints
 log = getLogger("edgewire")
@@ -86,13 +86,17 @@ def write(folder: Path, parts: Mapping[str, bytes]) -> None:
     `parts`: the checkpoint's content, as named byte strings. If the function raises `OSError`, the
     older checkpoint stays.
     """
-    said = [[name, len(part), xxh3_64_hexdigest(part)] for name, part in parts.items()]
-    head = json.dumps({MARK: FORMAT, "parts": said, "checksum": _checksum(said)})
+    sizes = [[name, len(part)] for name, part in parts.items()]
+    head = json.dumps({MARK: FORMAT, "parts": sizes, "checksum": _checksum(parts)})
     replace_file(folder / FILE, f"{head}\n", *parts.values(), durable=True)
 
 
-def _checksum(said: list[list[Any]]) -> str:
-    return xxh3_64_hexdigest(json.dumps(said).encode())
+def _checksum(parts: Mapping[str, bytes]) -> str:
+    found = xxh3_64()
+    for name, part in parts.items():
+        found.update(f"{name} {len(part)}\n".encode())
+        found.update(part)
+    return found.hexdigest()
 
 
 def forget(folder: str) -> None:
@@ -137,12 +141,12 @@ def read(folder: Path) -> dict[str, bytes]:
                     f"resume={folder}: the checkpoint is of another version ({found!r}, not "
                     f"{FORMAT}): resume with the version that has written it"
                 )
-            parts = {str(name): (file.read(size), said) for name, size, said in head["parts"]}
-            whole = not file.read(1) and head["checksum"] == _checksum(head["parts"])
+            parts = {str(name): file.read(size) for name, size in head["parts"]}
+            whole = not file.read(1) and head["checksum"] == _checksum(parts)
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError) as error:
         raise ConfigError(f"resume={folder}: the checkpoint cannot be read: {error!r}") from error
-    if not whole or any(xxh3_64_hexdigest(part) != said for part, said in parts.values()):
+    if not whole:
         raise ConfigError(f"resume={folder}: the checkpoint is damaged: start a new run")
-    return {name: part for name, (part, _) in parts.items()}
+    return parts

@@ -4,13 +4,12 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
+from flwr.app import ArrayRecord
 
 from edgewire.compression.flower import flat_record, to_vector
-from edgewire.compression.flower.native_tensors import natives_of, with_natives
+from edgewire.compression.flower.native_tensors import with_natives
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.base import RunStrategy
 from edgewire.strategy.lr_schedule import ScheduleState
@@ -23,9 +22,9 @@ from edgewire.strategy.run.run import Run
 from edgewire.strategy.run.run_log import RunLogState
 from edgewire.strategy.run.serialization import StateError, from_bytes, to_bytes
 
-T = TypeVar("T")
 RUN, STRATEGY, GRID, NODES = "run", "strategy", "grid", "nodes"  # parts of a checkpoint
-FREE = ("checkpoint_every", "verbose", "engine", "device")  # options that a resume may change
+# Options that a resume may change. The files may have moved.
+FREE = ("checkpoint_every", "verbose", "engine", "device", "dataset.root", "model.file")
 
 
 @runtime_checkable
@@ -47,18 +46,17 @@ class RunState:
     """The state of a `Run`, as a checkpoint holds it.
 
     `config`: the run's configuration as JSON. `stepped`: the number of rounds that the learning
-    rate's schedule has counted. `model`: the model of the last row in `history.jsonl`, float32
-    (n,). `measured`: whether this model was evaluated. `natives`: the tensors of this model that
-    are sent in their own dtype. `nodes`: what each node has done.
+    rate's schedule has counted. `model`: the model of the last row in `history.jsonl`: a flat
+    vector, and tensors in their own dtype. `measured`: whether this model was evaluated. `nodes`:
+    what each node has done.
     """
 
     config: str
     stepped: int
     schedule: ScheduleState
     records: RunLogState
-    model: NDArray[np.float32]
+    model: ArrayRecord
     measured: bool
-    natives: dict[str, NDArray[Any]]
     nodes: NodeLogState
 
 
@@ -125,15 +123,16 @@ class RunCheckpointer:
 
     def _state(self) -> RunState:
         run = self._run
-        newest = None if run.newest is None else to_vector(run.newest)
+        newest = run.newest
+        if newest is None:
+            newest = with_natives(flat_record(run.model.state.detach().cpu().numpy()), run.natives)
         return RunState(
             config_words(run.config),
             run.stepped,
             run.schedule.state,
             run.records.save(),
-            run.model.state.detach().cpu().numpy() if newest is None else newest,
-            newest is None,
-            run.natives if run.newest is None else natives_of(run.newest),
+            newest,
+            run.newest is None,
             run.nodes.save(),
         )
 
@@ -166,13 +165,12 @@ class RunCheckpointer:
                 strategy.abandon(self._nodes.keeping if self._nodes else ())
         except StateError as error:
             raise ConfigError(f"resume={folder}: {error}") from error
-        if state.model.size != run.model.state.numel():
+        if to_vector(state.model).size != run.model.state.numel():
             raise ConfigError(f"resume={folder}: the checkpoint is of another model")
         run.schedule.load(state.schedule)
         run.stepped, run.train_config["lr"] = state.stepped, run.schedule.lr
-        loaded = with_natives(flat_record(state.model), state.natives)
-        run.show(loaded)
-        run.newest = loaded  # the run's end measures it again if no round follows
+        run.show(state.model)
+        run.newest = state.model  # the run's end measures it again if no round follows
         run.records.load(state.records)
         run.nodes.load(state.nodes)
         self._checkpoints.went_on(strategy.done)
@@ -180,24 +178,17 @@ class RunCheckpointer:
 
 def config_words(config: Config) -> str:
     """Return a configuration as JSON, without the options that a resume may change (`FREE`)."""
-    plain = {key: value for key, value in asdict(config).items() if key not in FREE}
+    plain = asdict(config)
+    for key in FREE:
+        group, _, name = key.rpartition(".")
+        del (plain[group] if group else plain)[name]
     return json.dumps(plain, sort_keys=True, default=str)
 
 
 def expect_same_config(folder: Path, config: Config, before: dict[str, Any], nodes: bool) -> None:
-    """Raise `ConfigError` if two configurations differ; `nodes`: whether `nodes=` is compared.
-
-    An option that an earlier version did not have had its default, which is None in a group.
-    """
+    """Raise `ConfigError` if two configurations differ; `nodes`: whether `nodes=` is compared."""
     now = json.loads(config_words(config))
-    before = {"fidelity": Config.fidelity, **before}
-    for whole in (now, before):
-        for group, key in (("dataset", "root"), ("model", "file")):  # the files may have moved
-            whole.get(group, {}).pop(key, None)
-        for key, value in whole.items():
-            if isinstance(value, dict):
-                whole[key] = {name: each for name, each in value.items() if each is not None}
-    for key in sorted(set(now) | set(before)):
+    for key in sorted({*now, *before}):
         if now.get(key) != before.get(key) and (nodes or key != "nodes"):
             raise ConfigError(
                 f"resume={folder}: the run has another {key}= there ({before.get(key)}): it goes "

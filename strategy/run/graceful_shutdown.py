@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -45,12 +45,7 @@ class GracefulShutdown:
                     signal.signal(number, self._hear)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
         for number, before in self._before.items():

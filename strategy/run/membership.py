@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging import getLogger
 
 from flwr.app import Message
@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from edgewire.compression.flower.node_names import called
 from edgewire.compression.flower.timed_grid import GridWrapper
-from edgewire.protocol.lineage import Checkpoint, RunLineage, stores_states, with_lineage
+from edgewire.protocol.lineage import RunLineage, stores_states, with_lineage
 
 # A strategy is waiting for nodes if it has asked for the nodes at least ASKS times, for at least
 # SECONDS seconds, and has not sent a message.
@@ -23,15 +23,13 @@ log = getLogger("edgewire")
 class RunLineageState:
     """The state of a `MembershipGrid`.
 
-    `key`: the id of the first of the runs that this one resumes. `checkpoints`: for each of these
-    runs, its id and the units (rounds, updates or mini-batches) done at its last checkpoint.
-    `keeping`: the nodes that store their states for a resume. `first`: the first nodes that joined.
+    `lineage`: this run and those that it resumes. `keeping`: the nodes that store their states for
+    a resume. `first`: the first nodes that joined.
     """
 
-    key: int = 0
-    checkpoints: list[tuple[int, int]] = field(default_factory=list)
-    keeping: set[int] = field(default_factory=set)
-    first: set[int] = field(default_factory=set)
+    lineage: RunLineage
+    keeping: set[int]
+    first: set[int]
 
 
 class MembershipGrid(GridWrapper):
@@ -56,18 +54,11 @@ class MembershipGrid(GridWrapper):
 
     def state(self, done: int) -> RunLineageState:
         """Return this grid's state for a checkpoint after `done` units (rounds, updates, ...)."""
-        lineage = self._lineage.at_checkpoint(done)
-        return RunLineageState(
-            lineage.key,
-            [(each.run_id, each.done) for each in lineage.checkpoints],
-            self.keeping,
-            self._first,
-        )
+        return RunLineageState(self._lineage.at_checkpoint(done), self.keeping, self._first)
 
     def load(self, state: RunLineageState) -> None:
         """Resume with this grid's state from a checkpoint."""
-        checkpoints = tuple(Checkpoint(*each) for each in state.checkpoints)
-        self._lineage = RunLineage(state.key, self._lineage.run_id, checkpoints)
+        self._lineage = state.lineage._replace(run_id=self._lineage.run_id)
         self.keeping, self._first = state.keeping, state.first
 
     def at_checkpoint(self, done: int) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,9 @@ class NodeLogState:
 class NodeLog(GridWrapper):
     """A grid that observes the messages and replies of each node, and writes `nodes.json`.
 
-    It changes no message. `folder`: the run's folder; "": no file is written, and nothing is
-    observed. `metric`: the name of the run's main metric. `measured`: computes the metrics from
-    the sums and the number of samples in a reply to an evaluation; None: the reply holds them.
+    It changes no message. `folder`: the run's folder; "": no file is written. `metric`: the name of
+    the run's main metric. `measured`: computes the metrics from the sums and the number of samples
+    in a reply to an evaluation; None: the reply holds them.
     """
 
     def __init__(
@@ -128,8 +129,6 @@ class NodeLog(GridWrapper):
     def get_node_ids(self) -> Sequence[int]:
         """See `TimedGrid`; remembers the places of the nodes, and learns their names."""
         found = super().get_node_ids()
-        if self._folder is None:
-            return found
         if len(found) <= LISTED:
             self.state.online = set(found)
         if not self._virtual and (new := [node for node in found if node not in NUMBERS]):
@@ -154,17 +153,10 @@ class NodeLog(GridWrapper):
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
         """See `TimedGrid`."""
-        if self._folder is None:
-            return super().push_messages(messages, ttl)
         messages = list(messages)
         now = self._since(self._grid.now)
         ids = list(super().push_messages(messages, ttl))
-        self._sent(messages, now)
-        for message, message_id in zip(messages, ids, strict=True):
-            self.state.open[message_id] = metadata_of(message)["_dst_node_id"], now
-        while len(self.state.open) > OPEN:
-            del self.state.open[next(iter(self.state.open))]
-        self._refresh()
+        self._sent(messages, now, ids)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -179,15 +171,9 @@ class NodeLog(GridWrapper):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """See `TimedGrid`."""
-        if self._folder is None:
-            return super().send_and_receive(messages, timeout=timeout)
         messages = list(messages)
         now = self._since(self._grid.now)
         self._sent(messages, now)
-        for message in messages:  # their ids are not known here
-            node = metadata_of(message)["_dst_node_id"]
-            self.state.open[f"to {node}"] = node, now
-        self._refresh()
         found = super().send_and_receive(messages, timeout=timeout)
         replies = []
         for reply in found:
@@ -206,25 +192,30 @@ class NodeLog(GridWrapper):
         """Return the run's seconds at a moment of the grid's clock."""
         return moment - self._began
 
-    def _sent(self, messages: Sequence[Message], now: float) -> None:
+    def _sent(self, messages: Sequence[Message], now: float, ids: Sequence[str] = ()) -> None:
+        """Record messages; `ids`: their ids, () if they are not known yet."""
         sizes: dict[int, int] = {}  # nodes may get the same content
-        for message in messages:
-            content = content_of(message)
+        for message, known in zip_longest(messages, ids):
+            content, node = content_of(message), metadata_of(message)["_dst_node_id"]
             if id(content) not in sizes:
                 sizes[id(content)] = size_of(content)
-            activity = self._of(metadata_of(message)["_dst_node_id"])
+            self.state.open[known or f"to {node}"] = node, now
+            activity = self._of(node)
             activity.messages += 1
             activity.downlink_bytes += sizes[id(content)]
             activity.sent = now
+        while len(self.state.open) > OPEN:
+            del self.state.open[next(iter(self.state.open))]
+        self._refresh()
 
     def _heard(self, replies: list[Message]) -> list[Message]:
-        if self._folder is not None and replies:
-            now = self._since(self._grid.now)
-            for reply in replies:
-                about = metadata_of(reply)
-                unknown = about["_src_node_id"], now
-                node, sent = self.state.open.pop(about["_reply_to_message_id"], unknown)
-                self._received(reply, node, sent, now)
+        now = self._since(self._grid.now)
+        for reply in replies:
+            about = metadata_of(reply)
+            unknown = about["_src_node_id"], now
+            node, sent = self.state.open.pop(about["_reply_to_message_id"], unknown)
+            self._received(reply, node, sent, now)
+        if replies:
             self._refresh()
         return replies
 
@@ -264,10 +255,7 @@ class NodeLog(GridWrapper):
                 activity.measured = _number(found.get(self._metric), activity.measured)
 
     def _of(self, node: int) -> NodeActivity:
-        found = self.state.nodes.get(node)
-        if found is None:
-            found = self.state.nodes[node] = NodeActivity()
-        return found
+        return self.state.nodes.setdefault(node, NodeActivity())
 
     def write(
         self, server_round: int, failed: Mapping[int, FailedNode], *, end: bool = False

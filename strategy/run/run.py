@@ -134,7 +134,7 @@ class Run:
                 **{f"node_{name}": value for name, value in self._of_nodes(main).items()},
                 **self._least_variance(arrays),
                 **self.strategy.traffic.as_dict(),
-                **self._own("details"),
+                **getattr(self.strategy, "details", dict)(),  # some strategies have it
                 "virtual_seconds": self.grid.virtual_seconds,
             }
         )
@@ -148,11 +148,6 @@ class Run:
         self.stepped = server_round
         self.train_config["lr"] = self.schedule.lr
         return metrics
-
-    def _own(self, name: str) -> dict[str, Any]:
-        """Call the strategy's method `name` and return its result; {} if it has no such method."""
-        found: dict[str, Any] = getattr(self.strategy, name, dict)()
-        return found
 
     def show(self, arrays: ArrayRecord) -> None:
         """Load a model into the PyTorch module, for an evaluation or for `weights`."""
@@ -228,7 +223,7 @@ class Run:
                 "stopped": stopped,
                 "ended": stopped or "finished",
                 **traffic.as_dict(),
-                **self._own("outcome"),
+                **getattr(self.strategy, "outcome", dict)(),
             },
             self.weights(),
             self.model.state,

@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from io import FileIO
 from logging import getLogger
@@ -21,7 +21,6 @@ from torch import Tensor
 from edgewire.compression.base import DIVERGED
 from edgewire.conf.schema import ConfigError
 from edgewire.strategy.run.checkpoint_file import FILE
-from edgewire.strategy.run.serialization import Tagged
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
 from edgewire.task.model_file import MODEL
 from edgewire.task.model_info import ModelInfo
@@ -40,17 +39,18 @@ class RunLogState:
     """The state of a `RunLog`, as a checkpoint holds it.
 
     `last`: the last row of `history.jsonl`. `measured`, `first`: the last and the first row with an
-    evaluation. `best`: the best value of the main metric. `worst`: the largest loss. `seconds`: the
-    seconds since the start. `size`: the size of `history.jsonl` in bytes.
+    evaluation; the first one is from before the training. `best`: the best value of the main
+    metric. `worst`: the largest loss. `seconds`: the seconds since the start, in a checkpoint.
+    `size`: the written bytes of `history.jsonl`.
     """
 
-    last: Tagged
-    measured: Tagged
-    first: Tagged
-    best: float | None
-    worst: float
-    seconds: float
-    size: int
+    last: Row = field(default_factory=dict)
+    measured: Row = field(default_factory=dict)
+    first: Row = field(default_factory=dict)
+    best: float | None = None
+    worst: float = 0.0
+    seconds: float = 0.0
+    size: int = 0
 
 
 class RunLog:
@@ -69,13 +69,9 @@ class RunLog:
     def __init__(self, folder: str, objective: Objective, *, anew: bool = True) -> None:
         self.folder = Path(folder) if folder else None
         self._main, self._names = objective.main, objective.names
-        self.last: Row = {}
-        self._measured: Row = {}  # the last row with an evaluation
-        self._best: float | None = None
-        self._first: Row = {}  # the first row with an evaluation, before training
-        self._worst = 0.0  # the largest loss
+        self._state = RunLogState()
         self._history: FileIO | None = None  # open for the whole run, which may have 100,000 rounds
-        self._size, self._waiting = 0, b""  # the written bytes of it; rows that are not written
+        self._waiting = b""  # rows that are not written
         self._start = time.perf_counter()
         self._kept: float | None = None  # the time when the model was last written; None: not yet
         self._kept_round: int | None = None  # the round of the model on the disk
@@ -86,6 +82,11 @@ class RunLog:
                 (self.folder / name).unlink(missing_ok=True)
             self._history = (self.folder / HISTORY).open("wb", buffering=0)
 
+    @property
+    def last(self) -> Row:
+        """The last row of the history; {} before the first."""
+        return self._state.last
+
     def save(self) -> RunLogState:
         """Write `history.jsonl` to the disk, and return the state of this log for a checkpoint.
 
@@ -94,9 +95,7 @@ class RunLog:
         assert self._history is not None
         self._write_rows()
         os.fsync(self._history.fileno())
-        rows = Tagged(self.last), Tagged(self._measured), Tagged(self._first)
-        seconds = time.perf_counter() - self._start
-        return RunLogState(*rows, self._best, self._worst, seconds, self._size)
+        return replace(self._state, seconds=time.perf_counter() - self._start)
 
     def load(self, state: RunLogState) -> None:
         """Resume with a saved state, and delete the rows of `history.jsonl` after it.
@@ -110,12 +109,8 @@ class RunLog:
                 f"resume={self.folder}: {HISTORY} lacks rows that were there: put it back as it "
                 "was, or start a new run"
             )
-        self._history, self._size = path.open("r+b", buffering=0), state.size
+        self._history, self._state = path.open("r+b", buffering=0), replace(state)
         self._history.truncate(state.size)
-        self.last, self._measured, self._first = (
-            dict(each.value) for each in (state.last, state.measured, state.first)
-        )
-        self._best, self._worst = state.best, state.worst
         self._start = time.perf_counter() - state.seconds
 
     def add(self, row: Row) -> Row:
@@ -123,7 +118,8 @@ class RunLog:
 
         Returns the row.
         """
-        self.last = row = {**row, "seconds": round(time.perf_counter() - self._start, 4)}
+        row = {**row, "seconds": round(time.perf_counter() - self._start, 4)}
+        self._state.last = row
         if row.get("loss") is not None:
             self.measured(row)
         if self._history is not None:
@@ -141,8 +137,9 @@ class RunLog:
         The position is explicit, because a write that fails may have moved the file's own.
         """
         while self._history is not None and self._waiting:
-            done = os.pwrite(self._history.fileno(), self._waiting, self._size)
-            self._size, self._waiting = self._size + done, self._waiting[done:]
+            done = os.pwrite(self._history.fileno(), self._waiting, self._state.size)
+            self._waiting = self._waiting[done:]
+            self._state.size += done
 
     @property
     def due(self) -> bool:
@@ -173,39 +170,29 @@ class RunLog:
 
     def measured(self, row: Row) -> None:
         """Record a row with an evaluation: its loss and metrics are those of the newest model."""
-        self._measured = row
-        value = row.get(self._main.name)
-        self._first = self._first or row
+        state, value = self._state, row.get(self._main.name)
+        state.measured, state.first = row, state.first or row
         if value is not None:
-            self._best = self._better(value)
-        self._worst = max(self._worst, row["loss"] if row["loss"] == row["loss"] else math.inf)
-
-    def _better(self, value: float) -> float:
-        """Return the better of the best value of the main metric so far and a new one."""
-        if self._best is None or self._best != self._best:
-            return value
-        better = value > self._best if self._main.higher else value < self._best
-        return value if better else self._best
+            best = value if state.best is None or math.isnan(state.best) else state.best
+            better = value > best if self._main.higher else value < best
+            state.best = value if better else best
+        loss = row["loss"]
+        state.worst = max(state.worst, math.inf if math.isnan(loss) else loss)
 
     def diverged(self, trained: Iterable[Tensor]) -> bool:
-        """Return whether the model has diverged.
+        """Return whether the model has diverged; docs/run-files.md says when it has.
 
-        The model has diverged if its loss, or a value in the tensors `trained`, is not finite.
-        Other tensors, such as a mask, may hold infinity. The model has also diverged if both of the
-        following are true. First, a loss of the run exceeded the larger of 1 and the loss before
-        training, multiplied by `BLOWN_UP`. Second, a share of which more is better, such as the
-        accuracy, is less than twice the share before training; without such a share, the loss is
-        above the loss before training.
-        Without an evaluation only the weights are checked.
+        `trained`: the tensors whose values must be finite. Other tensors, such as a mask, may hold
+        infinity. Without an evaluation only these tensors are checked.
         """
         if not all(bool(torch.isfinite(tensor).all()) for tensor in trained):
             return True
-        now, before = self._measured, self._first
+        now, before = self._state.measured, self._state.first
         if not now:
             return False
         if now["loss"] - now["loss"] != 0:  # the loss is not finite
             return True
-        blown_up = self._worst > BLOWN_UP * max(before["loss"], 1.0)
+        blown_up = self._state.worst > BLOWN_UP * max(before["loss"], 1.0)
         shares = [row.get(self._main.name) for row in (now, before)]
         if not (self._main.share and self._main.higher) or None in shares:
             return bool(blown_up and now["loss"] > before["loss"])
@@ -225,10 +212,10 @@ class RunLog:
         Raises `NotWritten` if rows, model or result cannot be written.
         """
         result = dict(self.last)
-        result.update({key: self._measured.get(key) for key in self._names})
+        result.update({key: self._state.measured.get(key) for key in self._names})
         judged = weights.values() if trained is None else [trained]
         diverged = DIVERGED in (summary.get("stopped") or "") or self.diverged(judged)
-        result.update({f"best_{self._main.name}": self._best, "diverged": diverged})
+        result.update({f"best_{self._main.name}": self._state.best, "diverged": diverged})
         result.update(**summary, versions=_versions())
         if self.folder is None:
             return result

@@ -7,7 +7,7 @@ import pytest
 
 from edgewire.command import compare as command
 from edgewire.command.compare import Comparison, compare
-from edgewire.command.exit import Failed, clear_errors
+from edgewire.command.exit import Failed, Stopped, clear_errors
 from edgewire.command.main import cli
 from edgewire.command.new_task import new_task
 
@@ -46,7 +46,7 @@ def test_the_methods_of_the_default_are_compared(printed, tmp_path):
     assert code == 0
     lines = text.splitlines()
     assert "digits" in lines[0]
-    assert lines[0].endswith("2 rounds · 3 methods x 2 seeds")
+    assert lines[0].endswith("2 rounds · 6 runs of 3 methods")
     assert [line.split()[1] for line in lines if " is done: " in line] == list("123456")
     names = [f"{shown} ({name})" for name, shown in command.NAMES.items()]
     rows = {name: line for name in names for line in lines if line.startswith(name)}
@@ -90,6 +90,7 @@ def test_a_method_that_fails_is_named_and_the_others_are_shown(printed):
         (["algorithm=none"], "there is no algorithm=none"),
         (["experiment=none", "--config-dir", "."], "there is no experiment=none"),
         (["word"], "cannot read 'word'"),
+        (["start=outputs/a"], "compare takes no start=: it trains new models"),
         (["nodes=2,3"], "nodes=2,3 has several values"),
         (["seed=a"], "seed=a: give numbers"),
         (["minutes=3"], "minutes= goes with goal="),
@@ -120,6 +121,20 @@ def test_runs_that_all_fail_are_one_error(printed):
     assert text.splitlines()[-1].startswith("error: network.down_mbps must be a number above 0")
 
 
+def test_a_stop_is_one_line_with_commands_for_a_shell(printed, monkeypatch, capsys):
+    def stopped(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edgewire.command.job.run", stopped)
+    with pytest.raises(Stopped):
+        printed(*QUICK)
+    text = capsys.readouterr().err
+    assert re.fullmatch(
+        r"stopped: `python run.py continue=(/\S+)` continues the sweep, "
+        r"`python -m edgewire.report \1` then compares its runs\n", text
+    )  # fmt: skip
+
+
 def test_a_saved_configuration_is_no_task(printed, tmp_path):
     (tmp_path / "config.yaml").write_text("rounds: 2\nalgorithm: fedavg\n")
     code, text = printed("--config-path", str(tmp_path))
@@ -130,7 +145,7 @@ def test_an_own_task_gets_the_rates_that_are_searched_for_it(printed, own, tmp_p
     quick = ["seed=0", "nodes=2", "dataset.samples=100", "engine.workers=1", "rounds=1"]
     code, text = printed(*own, *quick, "algorithm=edgewire")
     assert code == 0
-    assert "searched first" in text
+    assert "first 4 short runs search" in text
     rates = tmp_path.glob("multirun/*/*/*/result.json")
     assert len(list(rates)) == 4 + 2  # the few bytes have a rule
     assert " ".join(own[:2]) in text.partition("next")[2]
@@ -160,7 +175,9 @@ def test_an_own_table_is_read_before_the_first_run(more, tmp_path):
     rows = [f"{number % 40},{'yes' if number % 3 else 'no'}" for number in range(90)]
     (tmp_path / "own.csv").write_text("\n".join(["age,churn", *rows]))
     words = ["task=table", f"dataset.root={tmp_path}/own.csv", "dataset.target=churn"]
-    assert "2 classes) · table_mlp" in Comparison([*words, *more]).title
+    title = Comparison([*words, *more]).title
+    assert title.startswith("own.csv (")
+    assert "2 classes) · table_mlp" in title
 
 
 def test_an_asynchronous_method_has_as_many_replies_as_the_others_have():

@@ -133,7 +133,7 @@ def test_a_killed_and_resumed_run_leaves_the_same_files(cli, tmp_path):
     assert len(rows) + 30 <= len(more) < 150
     # the last checkpoint holds all finished rounds
     kept = from_bytes(RunState, checkpoint_file.read(folder)[RUN])
-    assert kept.records.last.value["round"] == json.loads(more[-1])["round"]
+    assert kept.records.last["round"] == json.loads(more[-1])["round"]
     assert json.loads((folder / "result.json").read_text())["ended"] == "interrupted"
     code, printed = cli(f"resume={folder}", "engine.workers=2")
     assert (code, printed.err) == (0, "")

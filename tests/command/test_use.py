@@ -77,7 +77,8 @@ def test_the_card_is_the_hubs(run):
     assert card.data.pipeline_tag == "image-classification"
     found = {each.metric_type: each.metric_value for each in card.data.eval_results}
     assert (found["accuracy"], found["loss"]) == (result["accuracy"], result["loss"])
-    for text in ("load_model", "| cat |", "| node 2 |", "95 % interval", "dataset=imagefolder"):
+    given = ("dataset=imagefolder", "dataset.root=PATH/")
+    for text in ('load_model("RUN")', "| cat |", "| node 2 |", "95 % interval", *given):
         assert text in card.text
     assert str(run.parent) not in card.text
 

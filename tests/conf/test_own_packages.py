@@ -67,7 +67,7 @@ def test_anything_but_a_name_is_refused_in_one_line(name):
 
 
 WRONG = {
-    "os": "is Python's: give a package of your own",
+    "os": "Python or EdgeWire has this name",
     "class": "give the name with which Python imports a package",
     "whole.parts": "without a path",
     "absent": "there is no absent here: it is looked up on Python's path (PYTHONPATH), beside",

@@ -30,9 +30,8 @@ nodes: 3
 
 def jobs(cases, line=(), params=None, size=None):
     """Return the batches of jobs, each job as one string."""
-    sweeper = Cases(size, params or {})
+    sweeper = Cases(size, params or {}, cases)
     parse = OverridesParser.create().parse_overrides
-    sweeper.cases = [parse(split_case(case)) for case in cases]
     words = parse([f"{key}={value}" for key, value in (params or {}).items()] + list(line))
     return [[" ".join(job) for job in batch] for batch in sweeper.split_arguments(words, size)]
 

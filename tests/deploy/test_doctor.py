@@ -1,7 +1,5 @@
 """`edgewire.deploy.doctor` names each problem of a node or of the server, and its remedy."""
 
-import re
-
 import pytest
 from cryptography import x509
 
@@ -10,7 +8,6 @@ from edgewire.deploy.certificates import private_key
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.device.node_folder import NodeFolder
 from edgewire.deploy.doctor import OK, WARNING, WRONG, lasting
-from edgewire.protocol import flower_releases
 from tests.deploy.device.test_backoff import DAY, NOW, issued
 
 MB = 1 << 20
@@ -35,15 +32,10 @@ def words_for(place, tmp_path, photos, name="kitchen"):
 def test_a_ready_device_has_no_problem(place, look, tmp_path, photos):
     code, found = look(*words_for(place, tmp_path, photos))
     assert code == 0
-    assert [*found] == [
-        "memory", "data", "key", "certificate", "server", "clock", "registered",
-        "versions",
-    ]  # fmt: skip
+    assert [*found] == ["memory", "data", "key", "certificate", "server", "clock", "registered"]
     assert {level for lines in found.values() for level, _ in lines} <= {OK, WARNING}
     assert "holds 2 files and folders" in found["data"][0][1]
     assert "for here, localhost, 127.0.0.1, ::1, until " in found["certificate"][1][1]
-    here = flower_releases.installed()
-    assert re.search(rf"Flower {here}, .* here; Flower {here}, .* there", found["versions"][0][1])
     assert not (tmp_path / "state").exists()  # the doctor changes nothing
 
 
@@ -60,7 +52,6 @@ def test_an_unregistered_key(place, look, tmp_path, photos):
     assert code == 1
     assert found["registered"][0][0] == WRONG
     assert "edgewire.deploy.keys register" in found["registered"][0][1]
-    assert "versions" not in found  # the server tells versions to registered nodes only
 
 
 def test_a_key_gives_no_information_about_another(place):

@@ -33,7 +33,7 @@ from tests.strategy.cut import QUICK, run
             ],
             "this task has no classes",
         ),
-        (["strategy.segments=0"], "segments must be at least 1"),
+        (["strategy.segments=0"], "segments must be a number of at least 1"),
         (["engine.memory_mb=1"], "is less than Python, torch and data take"),
         (["compression@gradients=topk", "gradients.density=2"], "density"),
     ],

@@ -38,6 +38,14 @@ def test_a_table_without_an_uncompressed_method_compares_with_none():
     assert heads[1] == [head for head in heads[0] if head != "against uncompressed"]
 
 
+def test_different_numbers_of_rounds_are_in_the_table():
+    """20 updates of each of 10 nodes are 20 rounds."""
+    found = {"a": [made(rounds=10)], "b": [made(rounds=200, nodes=10, staleness=1.0)]}
+    last = comparison(found, "a").columns[-1]
+    assert [last.header, *last.cells] == ["rounds", "10", "20"]
+    assert comparison({"a": found["a"]}, "a").columns[-1].header == "energy"
+
+
 def test_a_run_whose_link_decides_which_replies_are_used_has_no_time_on_another(tmp_path):
     history = [{"round": n, "uplink_bytes": 9 * n, "downlink_bytes": 9 * n} for n in range(3)]
     add_job(tmp_path, "algorithm=esgd", history, nodes=2)

@@ -171,8 +171,8 @@ def test_a_configuration_of_somebody_else_stays_text(data, tmp_path_factory):
             assert found[key] == text
 
 
-@pytest.mark.parametrize("name", ["/abs", "../../up", "é" * 90])
-def test_pictures_stay_in_the_reports_folder_whatever_the_metric_is_called(name, tmp_path, capsys):
+def test_pictures_stay_in_the_reports_folder_whatever_the_metric_is_called(tmp_path, capsys):
+    name = "/../../up" + "é" * 80
     run, out = tmp_path / "in" / "deep" / "run", tmp_path / "in" / "deep" / "out"
     metrics = {name: {"name": name, "higher": True, "share": True}}
     add_run(run, "lr=1 seed=0", name=name, metrics=metrics)

@@ -20,9 +20,14 @@ def shown(tmp_path, monkeypatch):
     """Return a function that makes a run and returns its screen as one text."""
     monkeypatch.chdir(tmp_path)
 
-    def lines(*overrides, accuracies=(0.1, 0.5, 0.9), nodes=(), config=None, **result):
+    def lines(*overrides, accuracies=(0.1, 0.5, 0.9), nodes=(), config=None, losses=(), **result):
         words = " ".join(("seed=0", *overrides))
         add_run(tmp_path / "run", words, accuracies, config, result=ABOUT | result)
+        file = tmp_path / "run" / "history.jsonl"
+        rows = [json.loads(row) for row in file.read_text().splitlines()]
+        changed = [row | {"loss": loss} for row, loss in zip(rows[1:], losses, strict=False)]
+        changed = [rows[0], *changed, *rows[1 + len(changed) :]]
+        file.write_text("".join(json.dumps(row) + "\n" for row in changed))
         if nodes:
             write_nodes(tmp_path / "run", nodes)
         found = screen(tmp_path / "run")
@@ -76,6 +81,35 @@ def test_a_run_with_bad_nodes(shown):
 )
 def test_other_runs(shown, options, row):
     assert row in shown(**options)
+
+
+FLAT = {"constant": {"class": "3", "accuracy": 0.9}}
+TABLE = {"class_names": ["a", "b"], "confusion": [[2, 3], [0, 9]]}
+NO_WEIGHTS = "objective: {class_weights: null}"
+LORA = "network: {up_mbps: 0.027, down_mbps: 0.027, latency_ms: 1000, seconds_per_step: 1}"
+
+
+@pytest.mark.parametrize(
+    ("options", "row", "is_there"),
+    [
+        ({**TABLE, "config": NO_WEIGHTS}, "class_weights=balanced may help", True),
+        ({**TABLE, "config": "objective: {class_weights: [2, 1]}"}, "class_weights", False),
+        (TABLE | {"confusion": [[2, 7], [0, 9]], "config": NO_WEIGHTS}, "class_weights", False),
+        ({"constant": {"class": "3", "accuracy": 0.8}}, "no better", False),
+        (FLAT, 'no better than always "3": 90.0 %; more rounds= or another', True),
+        (FLAT, "next python -m edgewire.report run ", True),
+        ({"client_updates": 0, "nodes": [node(0)]}, "answered", False),
+        ({"client_updates": 0, "nodes": [node(0)]}, "not one update was used", True),
+        ({"client_updates": 0}, "predict", False),
+        ({"losses": (0.3, 0.4)}, "its loss is least in round 1 (0.3, now 0.4): fewer", True),
+        ({"losses": (0.35, 0.4)}, "its loss", False),
+        ({"config": "model: {file: there.safetensors}"}, "; from 10.0 % (start)", True),
+        ({"config": LORA, "link_seconds": 3.0}, "over lora", True),
+    ],
+)  # fmt: skip
+def test_advice_fits_the_run(shown, options, row, is_there):
+    """`losses`: of the rounds after the first; the training loss falls."""
+    assert (row in " ".join(shown(**options).split())) is is_there
 
 
 def test_a_metric_without_an_interval(shown):

@@ -202,7 +202,7 @@ def test_a_crash_comes_after_a_reply_and_is_final():
         lives.append(lived)
     assert min(lives) == 1  # the reply before the crash arrives
     assert np.mean(lives) == pytest.approx(10, abs=2)
-    clock.now = 1000.0
+    clock.state.now = 1000.0
     present = [clock.present(node) for node in range(1, 301)]
     assert present == [lived == 60 for lived in lives]
 
@@ -212,10 +212,10 @@ def test_a_returning_node_replies_to_messages_sent_meanwhile():
     clock = VirtualClock(network)
     assert clock.arrival(1, 0.0, 0, 1, 0) == 1
     assert clock.arrival(1, 2.0, 0, 1, 0) == 12  # the node is back at 11
-    clock.now = 15.0
+    clock.state.now = 15.0
     assert not clock.present(1)
     assert clock.change([1]) == 22
-    clock.now = 22.0
+    clock.state.now = 22.0
     assert clock.present(1)
 
 
@@ -225,7 +225,7 @@ def test_nodes_join_within_the_time_given():
     assert 0 <= min(joined) < 5
     assert 45 < max(joined) < 50
     assert clock.change(nodes) == min(joined)
-    clock.now = 25.0
+    clock.state.now = 25.0
     there = sum(clock.present(node) for node in nodes)
     assert 70 < there < 130
     assert clock.change(nodes) == min(moment for moment in joined if moment > 25)

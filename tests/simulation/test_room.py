@@ -134,8 +134,8 @@ def test_files_of_workers_that_died_are_gone_at_once(run, tmp_path, monkeypatch)
 
 def test_a_message_without_large_parts_takes_no_file(tmp_path):
     ours, theirs = channel.Shared([tmp_path / "a"]), channel.Shared([tmp_path / "a"])
-    assert theirs.read(ours.write([])) == []
-    assert theirs.read(ours.write([memoryview(b"")] * 2)) == [b"", b""]
+    assert theirs.read(0, ours.write([])) == []
+    assert theirs.read(0, ours.write([memoryview(b"")] * 2)) == [b"", b""]
     assert not any(tmp_path.iterdir())
 
 
@@ -143,14 +143,16 @@ def test_memory_is_left_for_other_processes(mounted, tmp_path):
     memory = mounted("memory", 8 * MEGABYTE)
     for number, place in enumerate([0, 0, 1, 1]):
         shared = channel.Shared([folder / f"a-{number}" for folder in (memory, tmp_path)])
-        assert shared.write([memoryview(bytes(5 * MEGABYTE // 2))]).place == place
+        shared.write([memoryview(bytes(5 * MEGABYTE // 2))])
+        assert shared.place == place
         assert shutil.disk_usage(memory).free >= 2 * MEGABYTE
 
 
 def test_with_one_folder_only_it_may_be_filled(mounted):
     memory = mounted("memory", 8 * MEGABYTE)
     shared = channel.Shared([memory / "a"])
-    assert shared.write([memoryview(bytes(7 * MEGABYTE))]).place == 0
+    shared.write([memoryview(bytes(7 * MEGABYTE))])
+    assert shared.place == 0
 
 
 def test_a_start_removes_files_of_dead_processes(tmp_path, monkeypatch):

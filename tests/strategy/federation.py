@@ -18,12 +18,11 @@ from edgewire.compression.flower.node_replica import REPLICA
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.conf.build import server_optimizer_of
-from edgewire.conf.check import check_target
+from edgewire.conf.check import NO_CODECS, Codecs, check_target
 from edgewire.conf.schema import CompressionConfig, Config, DownlinkConfig
 from edgewire.simulation.clock import VirtualClock
 from edgewire.simulation.grid import LocalGrid
 from edgewire.strategy.asynchronous import Asynchronous
-from edgewire.strategy.base import NO_CODECS, Codecs
 from edgewire.strategy.synchronous import SparseAveraging
 from tests.compression.flower.apps import record_of
 from tests.grids import pool_of

@@ -22,6 +22,7 @@ from edgewire.compression.flower import (
 from edgewire.compression.flower.server.session import InitialModel
 from edgewire.compression.flower.traffic import flower_bytes
 from edgewire.conf.build import data_of, model_of
+from edgewire.conf.check import Codecs
 from edgewire.conf.load import run_config
 from edgewire.strategy.federated import TRAINED, Federated
 from edgewire.strategy.ordered_grid import OrderedGrid
@@ -67,7 +68,7 @@ def metrics_of(found):
 def test_the_rounds_are_those_of_flowers_own_start(kind):
     arrays, config = initial(), ConfigRecord({"lr": 0.1})
     layout, size = layout_of(arrays), flower_bytes(arrays)
-    ours = Federated(kind(fraction_train=0.7), None, seed=1, objective=Classification())
+    ours = Federated(kind(fraction_train=0.7), Codecs(seed=1), objective=Classification())
     found = ours.start(grid(), arrays, 4, train_config=config)
     compressed = CompressedGrid(
         grid(),
@@ -87,7 +88,7 @@ def test_the_rounds_are_those_of_flowers_own_start(kind):
 
 
 def test_models_are_recorded_before_the_first_round_and_after_each():
-    made, seen, turns = Federated(FedAvg(), None, seed=1), [], []
+    made, seen, turns = Federated(FedAvg(), Codecs(seed=1)), [], []
 
     def measure(number, arrays):
         seen.append((number, made.done))
@@ -116,7 +117,7 @@ def test_the_global_generator_is_as_before_and_the_draws_depend_on_the_seed_alon
         random.seed(before)
         state = random.getstate()
         own = Drawing(fraction_train=0.7)
-        ours = Federated(own, None, seed=1, objective=Classification())
+        ours = Federated(own, Codecs(seed=1), objective=Classification())
         ours.start(grid(), initial(), num_rounds=1, train_config=ConfigRecord({"lr": 0.1}))
         assert random.getstate() == state
         found.append(own.drawn)

@@ -25,11 +25,11 @@ from edgewire.compression.flower.node.state import store_arrays, stored_arrays, 
 from edgewire.compression.flower.server.acks import AckTracker
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
+from edgewire.conf.check import Codecs
 from edgewire.conf.network import Network
 from edgewire.simulation.clock import VirtualClock
 from edgewire.simulation.grid import LocalGrid
 from edgewire.strategy.aggregation import ReportedTensors
-from edgewire.strategy.base import Codecs
 from edgewire.strategy.federated import Federated, FederatedState
 from edgewire.strategy.run.serialization import from_bytes
 from edgewire.strategy.synchronous import SparseAveraging
@@ -114,7 +114,7 @@ def test_the_mean_is_that_of_the_nodes_vectors(codec, kind, seed, fraction, loss
     grid, seen = LocalGrid(pool, NODES, VirtualClock(network, seed)), []
     if kind == "flower":
         plain = FedAvg(fraction_train=fraction, fraction_evaluate=0, min_train_nodes=2)
-        strategy = Federated(plain, None, seed, codec)
+        strategy = Federated(plain, Codecs(codec, seed=seed))
     else:
         weighted = {"weighted_by_key": "num-examples"} if "weighted" in kind else {}
         options = {"fraction_train": fraction, "quorum": quorum, "update": "delta", **weighted}

@@ -88,23 +88,18 @@ def test_the_sender_exponent_is_of_the_servers_mean():
 
 FLOATS = np.ones(2, np.float32)
 WRONG = [
-    (FLOATS, r"must return \(indices, values\)"),
-    ((None, FLOATS), r"the values must be float32 \(5,\)"),
-    ((None, np.ones(5)), r"the values must be float32 \(5,\)"),
-    ((np.uint32([1, 2]), np.ones((2, 1), np.float32)), r"the values must be float32 \(2,\)"),
-    ((np.array([1, 2]), FLOATS), "must be None or uint32"),
-    ((np.uint32([2, 1]), FLOATS), "strictly increasing, below 5"),
-    ((np.uint32([1, 5]), FLOATS), "strictly increasing, below 5"),
-]
+    FLOATS, (None, FLOATS), (None, np.ones(5)), (None, None), (FLOATS, None),
+    (np.uint32([1, 2]), np.ones((2, 1), np.float32)), (np.array([1, 2]), FLOATS),
+    (np.uint32([2, 1]), FLOATS), (np.uint32([1, 5]), FLOATS), (np.uint32([1]), FLOATS),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("result", "line"), WRONG)
-def test_a_wrong_result_is_one_line(result, line):
+@pytest.mark.parametrize("result", WRONG)
+def test_a_wrong_result_is_one_line(result):
     mean = Given(result)
     mean.begin(5)
-    with pytest.raises(TaskError, match=rf"Given\.take\(\).*{line}") as refused:
+    with pytest.raises(TaskError, match=r"^Given\.take\(\) must return .* below 5, float32"):
         mean.taken()
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from edgewire.compression.base import PayloadError
 from edgewire.compression.flower import CompressedGrid, CompressionMod
 from edgewire.compression.flower.server.reply_checks import ReplyRules, SentMessage, rebuilt
 from edgewire.compression.screening import Screening
+from edgewire.conf.check import Codecs
 from edgewire.strategy.federated import Federated
 from edgewire.task.errors import TaskError
 from edgewire.task.objectives.anomaly import Anomaly
@@ -89,7 +90,7 @@ def case_of(name, count, seed):
 
 def aggregated(objective, replies):
     """Return what the server makes of nodes' replies, as a dict."""
-    server = Federated(FedAvg(), None, seed=0, objective=objective)
+    server = Federated(FedAvg(), Codecs(seed=0), objective=objective)
     sums = {"evaluate": partial(objective.defined, samples=1)}
     rules = ReplyRules(bounds=objective.bounds, sums=sums)
     asked = Message(RecordDict({"arrays": ArrayRecord()}), 1, "evaluate")
@@ -206,7 +207,7 @@ def received(objective, replies, **options):
     grid = CompressedGrid(grid_of(app, len(replies)), replies=rules, screening=Screening(**options))
     found = replies_to(grid, initial(), "evaluate")
     used = [each for each in found if not each.has_error()]
-    mean = Federated(FedAvg(), None, seed=0, objective=objective).aggregate_evaluate(1, used)
+    mean = Federated(FedAvg(), Codecs(seed=0), objective=objective).aggregate_evaluate(1, used)
     return [None if r.has_error() else dict(r.content["metrics"]) for r in found], dict(mean)
 
 

@@ -213,10 +213,7 @@ class CompressionMod:
     def _change(
         self, record: ArrayRecord, header: DownlinkHeader, followed: Followed, state: RecordDict
     ) -> Change:
-        """Return the values to encode for a reply whose model or update is in `record`.
-
-        `followed`: the message's model. `state`: the node's.
-        """
+        """Return the values to encode for a reply whose model or update is in `record`."""
         form, start = followed.form, followed.model
         if (update := update_of(record)) is not None:
             if self._follower.sends_momentum:
@@ -254,9 +251,7 @@ class CompressionMod:
     ) -> tuple[bytes, UplinkHeader]:
         """Encode a reply's values; return its payload and its header.
 
-        `followed`: the message's model. `clip`: the clipping norm of differential privacy.
-        `after`: the app's record (`pending`), if the server must apply the reply before the node
-        keeps it.
+        `clip`: the clipping norm of differential privacy. `after`: the app's record (`pending`).
         """
         values, form, whole, named = change
         layout = form.layout
@@ -314,9 +309,8 @@ class CompressionMod:
     ) -> Ties:
         """Return the copies of tensors that a reply leaves out (`tied_weights.py`).
 
-        Each has the same update as its source, the tensor of which it is a copy. The reply holds a
-        copy if a pattern of the codec's `exact_names` matches the copy or its source. It also holds
-        a copy that has a separate residual in the node's state.
+        Each has the same update as its source. The reply holds a copy if a pattern of `exact_names`
+        matches it or its source, or if it has a separate residual in the node's state.
         """
         names, exact = form.whole.names, self.codec.exact_names
         return tuple(
@@ -340,11 +334,7 @@ class CompressionMod:
                 measured[DRIFT] = drift
 
     def _warn(self, message: Message) -> None:
-        """Warn once that nothing is compressed, because the server sends uncompressed messages.
-
-        This method does not warn of messages without floats, because `CompressedGrid` also sends
-        these uncompressed. In that case the server warns.
-        """
+        """Warn once that nothing is compressed, because the server sends floats uncompressed."""
         if self._warned:
             return
         if line := old_api(message.content, "CompressionMod"):
@@ -388,8 +378,7 @@ def _unseen(
 def _key_of_model_update(content: RecordDict, header: DownlinkHeader) -> str | None:
     """Return the name of the record that holds the model; None if there is no such record.
 
-    A message has no payload if the node already has the newest version, or makes it from the run's
-    seed. The record is then the first ArrayRecord.
+    It is the first ArrayRecord if no payload is needed: the node has or makes the newest version.
     """
     if (found := payload_of(content)) is not None:
         return found[0]
@@ -406,9 +395,7 @@ def codec_seed(seed: int, node: int, number: int) -> int:
 def _key_of_model(content: RecordDict, name: str) -> str | None:
     """Return the name of the ArrayRecord in a reply that holds the model; None if it has none.
 
-    It is `name`, the name of the model's record in the message. If the reply has no record with
-    this name, the reply's only ArrayRecord is the model. Raises `PayloadError` if it then has
-    several ArrayRecords.
+    It is `name`, as in the message, or else the reply's only ArrayRecord.
     """
     if ArrayRecord in type(values_of(content).get(name)).__mro__:
         return name

@@ -85,17 +85,12 @@ def fingerprint(layout: Layout) -> bytes:
 
 
 def left_out(layout: Layout, tied: Mapping[str, str]) -> Layout:
-    """Return a layout without the copies in `tied`: names of copies, each with its source's name.
-
-    A copy is a tensor that equals another tensor of the model, its source.
-    """
-    if not tied:
-        return layout
+    """Return a layout without the copies `tied`: their names, each with its source's name."""
     return layout.without([t for t, name in enumerate(layout.names) if name in tied])
 
 
 def _trained(codec: Codec, layout: Layout) -> Layout:
-    """Return the layout of the tensors that have a residual: all except those sent without loss."""
+    """Return the layout of the tensors that have a residual."""
     return layout.without(codec.exact_tensors(layout))
 
 
@@ -155,8 +150,7 @@ class NodeState:
     def _untie(self, codec: Codec, layout: Layout, tied: Mapping[str, str]) -> bool:
         """Make the residual cover all tensors but the copies `tied`; return whether these changed.
 
-        `tied`: names of copies, each with the name of its source, the tensor that it equals. A
-        tensor that was a copy until now gets the residual of its source, because both had equal
+        A tensor that was a copy until now gets the residual of its source, because both had equal
         updates.
         """
         before, self._tied = self._tied, dict(tied)
@@ -172,11 +166,7 @@ class NodeState:
         return True
 
     def _start_anew(self, applied: int) -> None:
-        """Delete the residual, and number the next replies from `applied` + 1 on.
-
-        `applied`: the sequence number of the node's last applied reply, according to the server. It
-        is higher than the number in this state, so the state was lost or is an old copy.
-        """
+        """Delete the residual, and number the next replies from `applied` + 1 on."""
         log.warning(
             "this node's state ends with its reply %d, and the server has applied %d: the state "
             "was lost, or is an old copy, so the node's memory starts anew",
@@ -206,9 +196,8 @@ class NodeState:
         `Codec.encode`.
 
         `layout`: the layout of all tensors. `tied`: names of the copies to leave out, each with the
-        name of its source, the tensor that it equals; `may_tie` must allow each. `update`: the
-        vector without these copies. `context`: the context of index sets. `options`: the other
-        options of `Codec.encode`.
+        name of its source; `may_tie` must allow each. `update`: the vector without these copies.
+        `context`, `options`: the other options of `Codec.encode`.
 
         `applied`: the sequence number of this node's last applied reply (0: none was applied).
 

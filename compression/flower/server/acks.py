@@ -49,11 +49,9 @@ class AckTracker:
     """Tracks, at the server, which replies of nodes with a residual were applied.
 
     Such nodes number their replies (the sequence number). The server's next message to a node says
-    which of the node's replies was applied last. If the node's last reply was not applied, the node
-    adds this reply back to its residual. For each node the tracker stores the number of the last
-    applied reply. It also stores the indices of the entries in that reply, if the method's next
-    update may repeat them. If a node comes back after `forget`, the server's first message does not
-    say which reply was applied. The node then adds nothing back.
+    which of the node's replies was applied last; the node adds later ones back to its residual. The
+    indices of that reply are stored, if the method's next update may repeat them. If a node comes
+    back after `forget`, the first message does not say it, and the node adds nothing back.
     """
 
     def __init__(self, state: AckTrackerState | None = None, uplink: Codec | None = None) -> None:
@@ -68,8 +66,7 @@ class AckTracker:
     def unknown(self, node: int) -> bool:
         """Return whether it is unknown which of a node's replies were applied.
 
-        If the method returns True, it also records that no reply of this node was applied. The next
-        call for this node returns False.
+        Then it also records that none was, so that the next call for this node returns False.
         """
         if not self._state.forgot or node in self._state.applied:
             return False
@@ -92,10 +89,9 @@ class AckTracker:
     ) -> Update:
         """Decode a node's update; it is pending until `applied` or `resolve` is called.
 
-        `layout`, `own`, `context`: the parameters of `decode_update`, for the whole model. Raises
-        PayloadError for a broken payload, and for a payload of another compression method. Also
-        raises PayloadError if the update was applied before, or repeats indices that are not stored
-        here.
+        `layout`, `own`, `context`: as in `decode_update`. Raises PayloadError for a broken payload
+        or one of another compression method, and for an update that was applied before, or repeats
+        indices that are not stored here.
         """
         uplink = self._uplink
         if uplink is not None and not uplink.made(payload):
@@ -114,10 +110,7 @@ class AckTracker:
         return update
 
     def resolve(self, node: int, *, applied: bool) -> None:
-        """Record whether the strategy has applied the pending update of a node.
-
-        It has not if the server cannot use the update.
-        """
+        """Record whether the strategy has applied the pending update of a node."""
         pending = self._state.pending.pop(node, None)
         if pending is not None and applied:
             self._state.applied[node], indices = pending
@@ -160,10 +153,7 @@ class TrainedFrom(NamedTuple):
 
 @dataclass
 class InferredAcksState:
-    """State of `InferredAcks`.
-
-    `given`: by node id, the model that the node got last.
-    """
+    """State of `InferredAcks`; `given`: by node id, the model that the node got last."""
 
     given: dict[int, TrainedFrom] = field(default_factory=dict)
 
@@ -192,8 +182,7 @@ class InferredAcks:
     def give(self, messages: Iterable[Message], models: Mapping[int, Model]) -> None:
         """Decide from these messages for training which pending updates the strategy has applied.
 
-        The messages' models are then stored for the next call. `models`: the messages' models, by
-        the `id` of the message's content.
+        `models`: the messages' models, by the `id` of the message's content.
         """
         asked = [m for m in messages if id(m.content) in models and trains(m)]
         names = {key: name_of(models[key]) for key in {id(m.content) for m in asked}}

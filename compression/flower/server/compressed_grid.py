@@ -64,10 +64,9 @@ class CompressedGrid(GridWrapper):
     codec. `compact_records`: True if the records beside the payloads are sent in compact form, in
     both directions (`compact_records.py`). `CompressionMod` must then be the app's first mod.
 
-    A reply is unusable if it is an error, cannot be decoded, or belongs to another model. It is
-    also unusable if its weight is not a positive number, or if it does not follow the rules in
-    `replies`. The strategy gets an error in place of an unusable reply. `traffic.failures` counts
-    these replies, and the log says why each is unusable. If no reply to training was usable in too
+    A reply is unusable if it is an error, cannot be decoded, belongs to another model, has a weight
+    that is not a positive number, or breaks the rules in `replies`. The strategy gets an error in
+    its place, `traffic.failures` counts it, and the log says why. If no update was usable in too
     many consecutive calls (`failures`), `send_and_receive` raises `PayloadError`. `screening`: the
     limits for updates with an unusually large norm, and for weights; None: `Screening()`.
 

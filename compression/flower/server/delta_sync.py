@@ -131,10 +131,7 @@ class DeltaSync:
                 self._seeded = None  # no later model is the model before training
 
     def starts_from_seed(self, *, new: bool) -> bool:
-        """Return whether the difference from the model before training is sent (`ModelSync`).
-
-        A node that has got a later version no longer has the model before training.
-        """
+        """Return whether the difference from the model before training is sent (`ModelSync`)."""
         stored = self._from_initial and INITIAL_VERSION in self._state.versions
         return self._is_seeded or (new and stored)
 
@@ -191,10 +188,7 @@ class DeltaSync:
         offered: OfferedModel,
         context: SharedContext | None = None,
     ) -> tuple[bytes, Update]:
-        """Encode values, split by `form`, without the copies of tensors; also return them decoded.
-
-        The codec's seed is made from the run's seed and the number of models encoded so far.
-        """
+        """Encode values, split by `form`, without copies of tensors; also return them decoded."""
         small = without(form, offered.ties)
         vector, own = narrowed_model(values, form, offered.ties)
         payload = codec.encode(
@@ -258,11 +252,7 @@ class DeltaSync:
             del self._state.activities[version]
 
     def crowded(self, nodes: int) -> bool:
-        """Return whether so many versions are stored that the caller should call `tidy`.
-
-        For servers that send messages to `nodes` nodes one by one. The result is True if `tidy`
-        would delete at least half of the versions, or if the versions exceed `BUDGET`.
-        """
+        """Return whether a server that sends to `nodes` nodes one by one should call `tidy`."""
         return len(self._state.versions) > 2 * nodes or self._bytes > BUDGET
 
     def _drop(self, version: int) -> None:
@@ -306,8 +296,7 @@ def _key_of(name: bytes, tensors: bytes, activity: Activity | None) -> Key:
 def _of_models(codec: Codec | None) -> Codec | None:
     """Return a codec that sends whole models with the quantizer and the coder of `codec`.
 
-    The result is None if the quantizer is lossless, or may increase a vector's norm. Only a
-    quantizer that never increases the norm is precise enough for whole models.
+    None: the quantizer is lossless, or not precise enough, because it may increase the norm.
     """
     if codec is None or codec.quantizer.exact or not codec.quantizer.keeps_norm:
         return None

@@ -97,10 +97,7 @@ class Inbox:
         return ReceivedUpdate(update.indices, *parts, metrics[1], weight, reported, natives, norms)
 
     def observe(self, found: Mapping[int, ReceivedUpdate]) -> None:
-        """Compute from a round's updates, by node, what is usual.
-
-        A server with rounds calls this until `Screens.knows`, before it accepts the updates.
-        """
+        """Compute from a round's updates, by node, what is usual, until `NormScreen.knows`."""
         norms = {node: each.norms for node, each in found.items()}
         self.screens.observe({self._split.layout: norms})
         self._capped({node: each.weight for node, each in found.items()})
@@ -135,11 +132,7 @@ class InFlight:
         self._owing: dict[int, str] = {}  # by node: the id of its last message for training
 
     def add(self, messages: Iterable[Message], sent: Iterable[SentMessage | None]) -> list[str]:
-        """Store data about messages that were sent; return the ids that the grid has given them.
-
-        The ids come from the messages, because a grid may return no id for a message to a node that
-        has left.
-        """
+        """Store data about sent messages; return their ids, also of those to absent nodes."""
         ids = [message.metadata.message_id for message in messages]
         added = {i: each for i, each in zip(ids, sent, strict=True) if each is not None}
         self._sent |= added

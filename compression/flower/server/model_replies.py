@@ -93,8 +93,7 @@ class ModelReplies:
         """Return replies that a strategy can use, or errors; and how many updates are usable.
 
         `together`: True if the strategy aggregates these replies together. Then a reply that holds
-        other tensors or metrics than most replies becomes an error, because a strategy would fail
-        with such a mixture (`ReplyRules.uneven`).
+        other tensors or metrics than most becomes an error (`ReplyRules.uneven`).
         """
         take = self.in_flight.take
         answers = [Answer(each, take(each.metadata.reply_to_message_id)) for each in found]
@@ -121,10 +120,7 @@ class ModelReplies:
         self._screens.forget(nodes)
 
     def _refuse(self, answer: Answer, reason: str, number: int) -> None:
-        """Put an error in place of a reply, count it, and log the reason.
-
-        `number`: the number of the round that the log names.
-        """
+        """Put an error in place of a reply, count it, and log the reason for round `number`."""
         sent, reply = answer.sent, answer.reply
         node = reply.metadata.src_node_id if sent is None else sent.node
         if sent is not None:
@@ -170,8 +166,7 @@ class ModelReplies:
     ) -> tuple[ArrayRecord, UpdateNorms | None]:
         """Return the model that a node's payload leads to, and the norms of the update.
 
-        `native`: the payload with native tensors. `sent`: the data about the node's message. Raises
-        `PayloadError` for payloads that cannot be used.
+        `native`: the payload with native tensors.
         """
         whole, named = bool(header.whole), bool(header.named)
         uplink = self._rules.uplink
@@ -224,10 +219,7 @@ class ModelReplies:
 
 
 def _shortened(record: ArrayRecord, sent: SentMessage, used: Screened) -> ArrayRecord:
-    """Return a reply's model with what may be used of its update in place of the update.
-
-    The update is the difference between the tensors in the reply and those in the message.
-    """
+    """Return a reply's model with what may be used of its update in place of the update."""
     form = sent.form
     flat = FLAT in record
     if flat:
@@ -275,5 +267,5 @@ def _weigh(
         if weight != products[node]:
             used = weight / sizes[node]
             found[node][key] = int(used) if isinstance(said[node], int) and not others else used
-            if not screen.equal:
+            if not screen.options.equal:
                 log.warning("%s: its %s of %g counts as %g", called(node), key, said[node], used)

@@ -75,9 +75,8 @@ def norms_of(
 ) -> UpdateNorms | None:
     """Compute the `UpdateNorms` of a reply; None if its tensors are not those of the message.
 
-    `form`, `model`: the node's model and how it is split (`TensorSplit`). `asked`, `start`: the
-    same for the model in the message. Raises `PayloadError` for values that the tensor's dtype in
-    the message cannot hold.
+    `form`, `model`: of the node. `asked`, `start`: of the message. Raises `PayloadError` for values
+    that the tensor's dtype in the message cannot hold.
     """
     theirs, ours = form.whole, asked.whole
     if (theirs.names, theirs.shapes) != (ours.names, ours.shapes):
@@ -132,7 +131,7 @@ class NormScreen:
         every_round: bool = False,
         unchanged: float = 0.0,
     ) -> None:
-        self._options = Screening() if options is None else options
+        self.options = Screening() if options is None else options
         self._every_round, self._unchanged = every_round, unchanged
         self._state = NormScreenState() if state is None else state
         self._now = 0.0  # the usual norm in this round, if `observe` has computed it
@@ -141,11 +140,6 @@ class NormScreen:
     def knows(self) -> bool:
         """Whether the usual norm of updates is known; if not, call `observe` in each round."""
         return len(self._state.norms) >= LEAST and not self._every_round
-
-    @property
-    def equal(self) -> bool:
-        """Whether all nodes have the same weight."""
-        return self._options.equal
 
     def observe(self, norms: Mapping[int, float]) -> None:
         """Compute the usual norm of updates from one round's norms by node.
@@ -161,11 +155,10 @@ class NormScreen:
     def clip_factor(self, node: int, long: float, model: Vector | None, rate: float = 1.0) -> float:
         """Return the factor, at most 1, that limits a node's update, and count the update as used.
 
-        `long`: the update's L2 norm. `model`: the model that the update changes; None if it is
-        unknown. `rate`: the rate at which the server applies the update. Raises `PayloadError` for
-        an update that is refused.
+        `long`: the update's L2 norm. `model`: the model that it changes; None: unknown. `rate`: at
+        which the server applies it. Raises `PayloadError` for an update that is refused.
         """
-        usual, options = max(self._state.usual, self._now), self._options
+        usual, options = max(self._state.usual, self._now), self.options
         if not math.isfinite(long):
             raise PayloadError(f"its update is beyond float32: {DIVERGED}")
         if options.refuse is not None:
@@ -205,11 +198,11 @@ class NormScreen:
         `steps`: True if the weights are numbers of local steps, of which a node may report any
         number. Then a weight is also at most twice the second largest.
         """
-        if self._options.equal and kind != "sums":
+        if self.options.equal and kind != "sums":
             return dict.fromkeys(weights, 1.0)
         known: dict[int, float] = getattr(self._state, kind)
         known |= weights
-        factor = 1.0 if self._options.equal else self._options.weight
+        factor = 1.0 if self.options.equal else self.options.weight
         if factor is None or len(known) < LEAST:
             return weights
         limit = factor * median_of(known.values())
@@ -263,11 +256,6 @@ class Screens:
         ]
         self._statistics = StatisticsScreen(options, state.statistics)
 
-    @property
-    def knows(self) -> bool:
-        """Whether the usual norm of updates is known; if not, call `observe` in each round."""
-        return self.vectors.knows
-
     def observe(self, found: Mapping[Layout, Mapping[int, UpdateNorms]]) -> None:
         """Compute, from one round's updates, what is usual (see `NormScreen.observe`).
 
@@ -288,9 +276,7 @@ class Screens:
     ) -> Screened:
         """Return how far a node's update may be used, and count the update as used.
 
-        `layout`: the layout of the statistics. `model`: the model that the update changes. `rate`:
-        the rate at which the server applies the update. Raises `PayloadError` for an update that is
-        refused.
+        `layout`: the layout of the statistics. `model`, `rate`, errors: as in `clip_factor`.
         """
         limits = zip(self._natives, norms.natives or (), strict=bool(norms.natives))
         natives = [each.clip_factor(node, long, None) for each, long in limits]

@@ -126,11 +126,10 @@ def answered(
 ) -> Model:
     """Return the node's model, from its decoded update and the model that it got.
 
-    `form`: the payload's `TensorSplit`, from `expected`. `sent`, `start`: the `TensorSplit` and the
-    values of the message's model. `whole`: True if the payload holds the model, not its change.
-    Raises `PayloadError` for values beyond float32 or beyond a tensor's own dtype, and for a
-    negative running variance or counter of BatchNorm. Also raises it for infinity in a native
-    tensor that was finite before.
+    `form`: the payload's, from `expected`. `sent`, `start`: of the message's model. `whole`: True
+    if the payload holds the model, not its change. Raises `PayloadError` for values beyond float32
+    or a tensor's own dtype, for a negative running variance or counter of BatchNorm, and for
+    infinity in a native tensor that was finite before.
     """
     if not whole and form is not sent:
         start = moved(start, sent, form)
@@ -155,10 +154,7 @@ def _expect_in_range(layout: Layout, vector: Vector) -> None:
 
 
 def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]) -> None:
-    """Raise `PayloadError` for infinity or NaN in an entry that was finite in the message.
-
-    `own`: the reply's tensors that are sent in their own dtype. `start`: the message's.
-    """
+    """Raise `PayloadError` for infinity or NaN in an entry that was finite in the message."""
     before = {each.name: each.array for each in start}
     for each in own:
         wrong = ~np.isfinite(each.array)
@@ -230,10 +226,9 @@ def most_in_group(keys: NDArray[np.int64]) -> int:
 
 
 def weight_of(content: RecordDict, key: str) -> float:
-    """Return a node's weight in the average, the metric `key` of its reply.
+    """Return a node's weight in the average, the metric `key` in its reply's only MetricRecord.
 
-    Raises `PayloadError` unless the reply has one MetricRecord with a weight above 0 and below
-    2^63. Any other reply would make Flower's strategy discard the whole round.
+    Raises `PayloadError` for any other reply: Flower's strategy would discard the whole round.
     """
     metrics = records(content, MetricRecord)
     if len(metrics) != 1:

@@ -53,8 +53,7 @@ class FoundModel(NamedTuple):
     """A model that `SentModels` found in a message.
 
     `form`: the `TensorSplit` for the model's changes. `plain_bytes`: the model's bytes without
-    compression. `natives`: native tensors, which are not in a flat vector. `ties`: tensors that are
-    copies of others (`tied_weights.py`).
+    compression. `natives`, `ties`: as in `SentMessage`.
     """
 
     form: TensorSplit
@@ -114,10 +113,9 @@ class SentModels:
         return FoundModel(form, model, flower_bytes(arrays), ties=self._ties(form, model))
 
     def _ties(self, form: TensorSplit, model: Model) -> Ties:
-        """Return the tensors that were equal to another tensor (copies of it) in all models so far.
+        """Return the tensors that were copies of another tensor in all models so far.
 
-        A tensor that once differed is never treated as a copy again, because later equality is
-        chance.
+        A tensor that once differed is no copy again, because later equality is chance.
         """
         key = fingerprint(form.whole)
         if (ties := self._state.tied.get(key)) is None:
@@ -145,10 +143,7 @@ class SentModels:
         return (*self._exact, *made)
 
     def _note_infinite(self, arrays: ArrayRecord, layout: Layout) -> None:
-        """Note the float tensors that hold infinity, which are then sent exactly, and warn of them.
-
-        Raises `PayloadError` for NaN, because a payload cannot hold NaN.
-        """
+        """Note the tensors that hold infinity, to be sent exactly; raise `PayloadError` for NaN."""
         found = set[str]()
         for name, dtype in zip(layout.names, layout.dtypes, strict=True):
             if dtype in FLOATS and not np.isfinite(values := arrays[name].numpy()).all():

@@ -105,10 +105,7 @@ class InitialModel(NamedTuple):
         *,
         from_seed: bool = False,
     ) -> InitialModel:
-        """Return the model of a layout with these float32 arrays and native tensors.
-
-        `from_seed`: True if the nodes make the vector themselves from the run's seed.
-        """
+        """Return the model of a layout with these float32 arrays and native tensors."""
         plain_bytes = flower_bytes(arrays) + native_bytes(natives)
         seeded = to_vector(arrays).copy() if from_seed else None
         return cls(layout, plain_bytes, natives or NONE, seeded)
@@ -234,10 +231,7 @@ class ServerSession:
     def _with_natives(
         self, model_update: ModelUpdate, natives: Mapping[str, NDArray[Any]], lacks: bytes | None
     ) -> ModelUpdate:
-        """Add the payloads with native tensors to a model update, if the model has such tensors.
-
-        `lacks`: the payload with the initial native tensors that the node lacks; None for none.
-        """
+        """Add the payloads with native tensors to a model update; `lacks`: as in `_lacking`."""
         if not self.initial.arrays:
             return model_update
         arrays = model_update.arrays
@@ -253,9 +247,8 @@ class ServerSession:
     def gone(self, living: Callable[[], Collection[int]]) -> set[int]:
         """Delete the data of absent nodes if they are too many, and return the ids of these nodes.
 
-        Absent nodes are too many if they outnumber the present nodes by more than `SPARE`. Until
-        then the data of an absent node is stored, because the node may come back. `living` returns
-        the present nodes. It is not called while the server has data of few nodes.
+        Absent nodes, which may come back, are too many if they outnumber the present nodes by more
+        than `SPARE`. `living` returns the present nodes; it is not called for few nodes.
         """
         if len(self._asked) <= self._many:
             return set()

@@ -13,18 +13,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import (
-    Bulyan,
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    FedMedian,
-    FedTrimmedAvg,
-    Krum,
-    MultiKrum,
-    Strategy,
-)
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from ...base import PayloadError
@@ -70,12 +60,12 @@ def median(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return np.array(np.partition(stacked, middle, axis=0)[middle])
 
 
-ROBUST = (Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum)
+ROBUST = (flower.Bulyan, flower.FedMedian, flower.FedTrimmedAvg, flower.Krum, flower.MultiKrum)
 PRIVATE = (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
+    flower.DifferentialPrivacyClientSideAdaptiveClipping,
+    flower.DifferentialPrivacyClientSideFixedClipping,
+    flower.DifferentialPrivacyServerSideAdaptiveClipping,
+    flower.DifferentialPrivacyServerSideFixedClipping,
 )
 UNCOVERED = (
     "differential privacy covers what the strategy sees, and not BatchNorm's running statistics, "
@@ -105,8 +95,8 @@ class StatisticsAveraging(Strategy):
 
     If the wrapped strategy overrides `start`, its `start` is not called. Raises `TypeError` unless
     `strategy` is a strategy of Flower's message API. With a differential privacy wrapper,
-    `configure_train` raises `ValueError` if the model has tensors that the strategy would not see.
-    Reason: the noise would not cover these tensors.
+    `configure_train` raises `ValueError` if the model has tensors that the strategy, and so the
+    noise, would not see.
     """
 
     def __init__(
@@ -225,10 +215,7 @@ class StatisticsAveraging(Strategy):
         return SplitRecord(flat_record(parts.gather(vector)), beside)
 
     def _joined(self, order: ArrayRecord, seen: ArrayRecord, rest: dict[str, Array]) -> ArrayRecord:
-        """Join the tensors that the strategy returned and the hidden tensors to one record.
-
-        The result has the order and the dtypes of the record `order`.
-        """
+        """Join the tensors of the strategy and the hidden tensors in `order`'s order and dtypes."""
         if self._layout is None:
             return ArrayRecord(
                 {n: rest[n] if n in rest else _typed(seen[n], order[n]) for n in order}
@@ -243,10 +230,7 @@ class StatisticsAveraging(Strategy):
     def _whole(
         self, messages: Iterable[Message], order: ArrayRecord, rest: dict[str, Array]
     ) -> list[Message]:
-        """Add the hidden tensors `rest` to the model in each message.
-
-        Messages that shared one content object share one afterwards too.
-        """
+        """Add the hidden tensors `rest` to each message; shared contents stay shared."""
         messages, whole = list(messages), dict[int, RecordDict]()
         contents = [message.content for message in messages]  # kept, so that ids stay unique
         for message, content in zip(messages, contents, strict=True):

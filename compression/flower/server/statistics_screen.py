@@ -119,9 +119,8 @@ class StatisticsScreen:
     def observe(self, layout: Layout, found: Iterable[tuple[Vector, Vector]]) -> None:
         """Compute, from one round's replies, the statistics' usual change and their median.
 
-        `StatisticsScreen` defines the usual change. The results are used only until the statistics
-        of at least `LEAST` nodes are known. `found`: for each reply the statistics in the reply and
-        those in the message, each (s,).
+        The results are used only until the statistics of at least `LEAST` nodes are known. `found`:
+        for each reply the statistics in the reply and those in the message, each (s,).
         """
         self._begin(layout)
         reports = list(found)
@@ -139,9 +138,8 @@ class StatisticsScreen:
         """Return the BatchNorm statistics to use for a node, (s,).
 
         They are its own statistics, moved towards the median of the nodes' statistics if they are
-        too far from it. `layout`: the statistics' layout. `report`: the statistics in the reply.
-        `sent`: the statistics in the message. `model`: the model in the message; None if it is
-        unknown. Raises `PayloadError` for statistics that are refused.
+        too far from it. `report`, `sent`: the statistics in the reply and in the message. `model`:
+        the message's; None: unknown. Raises `PayloadError` for statistics that are refused.
         """
         if not layout.size:
             return report

@@ -45,8 +45,7 @@ class ModelSync(Protocol):
     def model_update(self, base: int | None) -> ModelUpdate:
         """Return the payloads that bring nodes from the version `base` to the newest model.
 
-        `base` None: the node has no version. `UNHEARD`: the node has no version and will not
-        confirm one, because it never replies.
+        None: the node has no version. `UNHEARD`: it will not confirm one either.
         """
 
 

@@ -25,6 +25,14 @@ FIRST, LONGEST, GROWTH = 0.5, 20.0, 1.6  # first and longest pause (seconds); gr
 # Flower accepts a node's signature if its clock is at most this many seconds ahead or behind.
 AHEAD, BEHIND = 5.0, 305.0
 log = getLogger("edgewire")
+_OTHER_NAME = "--superlink must be a name or address that is in the certificate"
+_OTHER_CA = "--root-certificates must name the CA that has signed it"
+_ADVICE = {  # words of OpenSSL's text -> what to do about a certificate that is not accepted
+    "not yet valid": "is this machine's clock behind?",
+    "expired": "renew it, or is this machine's clock ahead?",
+    "mismatch": _OTHER_NAME,
+    "not valid for": _OTHER_NAME,
+}
 WORTH_WAITING = (ServerRefusal, httpx.TransportError, OSError)
 
 
@@ -108,7 +116,8 @@ def _of_line(error: httpx.TransportError, address: str, secure: bool) -> str:
     cause = _root(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
         text = cause.verify_message.rstrip(".")
-        return f"{address}'s certificate is not accepted: {text}; {_advice(text)}"
+        advice = next((each for words, each in _ADVICE.items() if words in text), _OTHER_CA)
+        return f"{address}'s certificate is not accepted: {text}; {advice}"
     if isinstance(cause, ssl.SSLError) or "SSL" in str(error):
         return (
             f"{address} does not speak TLS as this node does "
@@ -117,17 +126,6 @@ def _of_line(error: httpx.TransportError, address: str, secure: bool) -> str:
         )
     text = " ".join(str(cause).split()) or type(error).__name__
     return f"{address} is not reached{by_proxy(address, secure)}: {text}"
-
-
-def _advice(text: str) -> str:
-    """Return advice about a server's certificate that is not accepted, given OpenSSL's text."""
-    if "not yet valid" in text:
-        return "is this machine's clock behind?"
-    if "expired" in text:
-        return "renew it, or is this machine's clock ahead?"
-    if "mismatch" in text or "not valid for" in text:
-        return "--superlink must be a name or address that is in the certificate"
-    return "--root-certificates must name the CA that has signed it"
 
 
 def _root(error: BaseException) -> BaseException:

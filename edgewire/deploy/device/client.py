@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import ssl
 import time
 from email.utils import parsedate_to_datetime
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, run_pb2
+from flwr.proto import fleet_pb2
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from google.protobuf.message import DecodeError, Message
 
@@ -40,19 +41,6 @@ _KEPT = 60.0
 _PROTOBUF = "application/protobuf"
 _BINARY = {"content-type": _PROTOBUF, "accept": _PROTOBUF, "accept-encoding": "gzip"}
 Reply = TypeVar("Reply", bound=Message)
-_PATHS: dict[type[Message], str] = {
-    fleet_pb2.RegisterNodeFleetRequest: "register-node",
-    fleet_pb2.ActivateNodeRequest: "activate-node",
-    fleet_pb2.DeactivateNodeRequest: "deactivate-node",
-    heartbeat_pb2.SendNodeHeartbeatRequest: "send-node-heartbeat",
-    fleet_pb2.PullMessagesRequest: "pull-messages",
-    fleet_pb2.PushMessagesRequest: "push-messages",
-    run_pb2.GetRunRequest: "get-run",
-    fab_pb2.GetFabRequest: "get-fab",
-    message_pb2.PushObjectRequest: "push-object",
-    message_pb2.PullObjectRequest: "pull-object",
-    message_pb2.ConfirmMessageReceivedRequest: "confirm-message-received",
-}
 
 
 class ServerRefusal(Exception):
@@ -108,8 +96,10 @@ class FleetClient:
     def call(self, request: Message, kind: type[Reply], *, timeout: float = _ANSWER) -> Reply:
         """Return the server's response to a request of Flower's Fleet API."""
         headers = {**_BINARY, **self._signed()}
-        content = request.SerializeToString()
-        return self._parsed(self._post(_PATHS[type(request)], content, headers, timeout), kind)
+        # Flower's path of a GetRunRequest is get-run, of a RegisterNodeFleetRequest register-node.
+        words = re.findall("[A-Z][a-z]+", request.DESCRIPTOR.name)
+        path = "-".join(word.lower() for word in words if word not in ("Fleet", "Request"))
+        return self._parsed(self._post(path, request.SerializeToString(), headers, timeout), kind)
 
     def bundles(self) -> bool:
         """Ask the server which calls it offers; return whether it offers the bundled calls."""

@@ -33,6 +33,7 @@ log = getLogger("edgewire")
 class Membership:
     """Keeps a node online at its server. After `stop` or `leave` this object sends nothing.
 
+    `active`: whether the server counts this node as online, as far as the node knows.
     `registers`: the node has made its own key, so it registers the key itself. `beats`: seconds
     between two heartbeats. This object sends no heartbeat before the time `fleet.counted_until`,
     because the server counts the node as online until then.
@@ -43,14 +44,9 @@ class Membership:
     ) -> None:
         self._fleet, self._node_folder, self._registers = fleet, node_folder, registers
         self._pause = beats
-        self._stopped, self._active = threading.Event(), threading.Event()
+        self._stopped = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self.node_id = 0
-
-    @property
-    def active(self) -> bool:
-        """Whether the server counts this node as online, as far as the node knows."""
-        return self._active.is_set()
+        self.node_id, self.active = 0, False
 
     @property
     def node(self) -> ProtoNode:
@@ -72,13 +68,9 @@ class Membership:
             request = ActivateNodeRequest(public_key=fleet.public_key, heartbeat_interval=INTERVAL)
             self.node_id = fleet.call(request, ActivateNodeResponse).node_id
             self._node_folder.remember(fleet.address, fleet.public_key, self.node_id)
-        self._active.set()
+        self.active = True
         if not self._beats.is_alive():
             self._beats.start()
-
-    def mark_offline(self) -> None:
-        """Record that the server no longer counts this node as online."""
-        self._active.clear()
 
     def stop(self) -> None:
         """Stop the heartbeats without going offline; wait for a heartbeat in progress."""
@@ -125,10 +117,10 @@ class Membership:
                 continue
             try:
                 if not self._heard():
-                    self.mark_offline()
+                    self.active = False
             except ServerRefusal as error:
                 if error.status in (401, 404):
-                    self.mark_offline()
+                    self.active = False
             except httpx.TransportError:
                 pause = _AGAIN
             except Exception:  # otherwise the thread would end without a message

@@ -72,7 +72,7 @@ class Device:
                 self._wait.over()
             except WORTH_WAITING as error:
                 if isinstance(error, ServerRefusal) and error.status in (401, 404, 405, 412):
-                    self._member.mark_offline()
+                    self._member.active = False
                 self._wait.after(reason_of(error, self._fleet))
 
     def step(self) -> None:

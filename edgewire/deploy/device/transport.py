@@ -48,13 +48,11 @@ class Transport:
         self._pause = _EAGER
         self._bundles = False
         self._came: dict[str, bytes] = {}
-        self._said = False
 
     def begin(self) -> None:
         """Ask the server which calls it offers."""
         self._bundles = self._fleet.bundles()
-        if not self._bundles and not self._said:
-            self._said = True
+        if not self._bundles:
             log.warning("the server has no bundled calls: plain Fleet calls, which are slower")
 
     def pull(self, node: ProtoNode) -> PullMessagesResponse | None:

@@ -133,8 +133,6 @@ class BundleApi:
                 await self._app(scope, receive, send)
             return
         await (self._zipped if path == APP else self._app)(scope, receive, send)
-        if path == "/v1/control/stop-run":
-            self._bell.ring()
 
     def _route(self, scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
         found = self._routes.get((scope["method"], scope["path"]))
@@ -170,7 +168,10 @@ class BundleApi:
         )
         if load is None:
             return Response(b"")
-        await _wait_for_objects(load)
+        until = time.monotonic() + OBJECTS_WAIT
+        while load.missing and time.monotonic() < until:
+            await asyncio.sleep(OBJECTS_LOOK)
+            await run_in_threadpool(load.fetch, state)
         return Response(compact_bundle.compact(load.parts()))
 
     async def _node_pushes(self, request: Request) -> Response:
@@ -188,7 +189,7 @@ class BundleApi:
 
         The node pushes the reply's objects later, each by a call of its own.
         """
-        body = await _body(request)
+        body = await request.body()
         asks = _read(PushMessagesRequest, body)
         await expect_signed(request, asks)
         return await self._stored(request, [("request", body)], asks.node.node_id)
@@ -216,7 +217,7 @@ class BundleApi:
 
     async def _server_pulls(self, request: Request) -> Response:
         state, task = get_linkstate(request), await _task(request)
-        wanted = _read(PullAppMessagesRequest, await _body(request))
+        wanted = _read(PullAppMessagesRequest, await request.body())
 
         async def look() -> list[Reply] | None:
             await _task(request)  # fails if the run has been stopped meanwhile
@@ -228,10 +229,9 @@ class BundleApi:
             return OBJECTS_LOOK if self._arriving.waits(task.run_id) else SERVER_LOOKS
 
         found = await self._bell.wait_for(("run", task.run_id), look, _seconds(request), pause)
-        if found is None:
-            return _frames([("response", b"")])
-        await run_in_threadpool(message_store.received, found, state)
-        return _frames(parts_of_replies(found))
+        if found is not None:
+            await run_in_threadpool(message_store.received, found, state)
+        return Response(frames(parts_of_replies(found or [])), media_type=PLAIN)
 
     def _sends(self, key: bytes) -> bool:
         """Return whether the node with this public key is sending an object now."""
@@ -239,13 +239,12 @@ class BundleApi:
 
     async def _server_pushes(self, request: Request) -> Response:
         state, task = get_linkstate(request), await _task(request)
-        body, flowers = await _body(request), request.scope["path"] == OTHER_PUSH
+        body, flowers = await request.body(), request.scope["path"] == OTHER_PUSH
         parts = {"request": body} if flowers else dict(await _parts(body, OF_MANY))
         pushed = _read(PushAppMessagesRequest, parts.pop("request", b""))
         response = await run_in_threadpool(message_store.from_server, pushed, parts, state, task)
-        nodes = {message.metadata.dst_node_id for message in pushed.messages_list}
-        if nodes:
-            self._bell.ring(*(("node", node) for node in nodes))
+        for node in {message.metadata.dst_node_id for message in pushed.messages_list}:
+            self._bell.ring(("node", node))
         return Response(response.SerializeToString(), media_type=PROTOBUF if flowers else PLAIN)
 
 
@@ -255,7 +254,6 @@ async def _read_signed(request: Request) -> tuple[SignedHeader, AsyncIterator[by
     Raises `HTTPException` or Flower's error, without reading the rest of the body, unless a known
     node has signed the header.
     """
-    _expect_length(request)
     pieces, first = request.stream(), b""
     async for piece in pieces:
         first += piece
@@ -286,16 +284,6 @@ async def _task(request: Request) -> Any:
     """Return the task of the ServerApp that sends a request, after Flower has checked its token."""
     token = request.headers.get(TASK_TOKEN_HEADER)
     return await run_in_threadpool(authenticate_task, request, token, get_linkstate(request))
-
-
-async def _body(request: Request) -> bytes:
-    _expect_length(request)
-    return await request.body()
-
-
-def _expect_length(request: Request) -> None:
-    if int(request.headers.get("content-length", LIMIT + 1)) > LIMIT:
-        raise HTTPException(413, f"a bundle says how long it is, and has at most {LIMIT} bytes")
 
 
 async def _parts(
@@ -335,15 +323,3 @@ def _counted(counter: Counter[Any], key: Hashable) -> Iterator[None]:
         counter[key] -= 1
         if not counter[key]:
             del counter[key]
-
-
-async def _wait_for_objects(load: message_store.Load) -> None:
-    """Wait at most `OBJECTS_WAIT` seconds for a message's objects."""
-    until = time.monotonic() + OBJECTS_WAIT
-    while load.missing and time.monotonic() < until:
-        await asyncio.sleep(OBJECTS_LOOK)
-        await run_in_threadpool(load.fetch)
-
-
-def _frames(parts: list[tuple[str, bytes]]) -> Response:
-    return Response(frames(parts), media_type=PLAIN)

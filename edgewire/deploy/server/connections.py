@@ -24,7 +24,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 from uvicorn.loops.auto import auto_loop_factory
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -38,13 +37,12 @@ MOST_UNASKED = 256  # the most connections that have sent no request yet
 HANDSHAKE_SECONDS = 10.0  # for a TLS handshake: as long as a node waits for the server
 MOST_OPENING = 2048  # the most connections in a TLS handshake: more than nodes that come at once
 LOOKS = 5.0  # seconds between two checks of a connection
-_Unasked = WeakKeyDictionary[asyncio.AbstractEventLoop, "dict[BoundedProtocol, None]"]
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with the limits of this module."""
 
-    _unasked: ClassVar[_Unasked] = WeakKeyDictionary()  # of each event loop, the oldest first
+    _unasked: ClassVar[dict[BoundedProtocol, None]] = {}  # without any request, the oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Register a new connection.
@@ -53,21 +51,20 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         super().connection_made(transport)
         self._head_bytes = 0  # received bytes of this head, or of trailers
-        self._in_head, self._in_body, self._begun = True, False, True
+        self._in_head = self._begun = True
         self._body_bytes, self._unused, self._buffered = 0, 0, 0
         self._since = self._moved = time.monotonic()  # times: head or body began, last byte
         self._look = self.loop.call_later(LOOKS, self._looked)
-        unasked = self._unasked.setdefault(self.loop, {})
-        unasked[self] = None
-        if len(unasked) > MOST_UNASKED:
-            oldest = next(iter(unasked))
-            del unasked[oldest]
+        self._unasked[self] = None
+        if len(self._unasked) > MOST_UNASKED:
+            oldest = next(iter(self._unasked))
+            del self._unasked[oldest]
             oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget a connection."""
         self._look.cancel()
-        self._asked()
+        self._unasked.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -94,11 +91,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Start the request whose head is complete, unless the head is too long."""
-        self._asked()
+        self._unasked.pop(self, None)
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > LONGEST_HEAD:
             self.transport.abort()
-        self._in_head, self._in_body, self._head_bytes, self._begun = False, True, 0, False
+        self._in_head = self._begun = False
+        self._head_bytes = 0
         self._body_bytes, self._unused, self._since = 0, 0, time.monotonic()
         if not self.transport.is_closing():
             super().on_headers_complete()
@@ -114,12 +112,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Register the end of a request. The next bytes are the head of another request."""
-        self._in_head, self._in_body, self._head_bytes = True, False, 0
+        self._in_head, self._head_bytes = True, 0
         if not self.transport.is_closing():
             super().on_message_complete()
-
-    def _asked(self) -> None:
-        self._unasked.get(self.loop, {}).pop(self, None)
 
     def _looked(self) -> None:
         """Abort the connection if it makes no progress; runs every `LOOKS` seconds."""
@@ -141,7 +136,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return now - self._moved > STALLED_SECONDS
         if self.transport.is_closing():
             return True
-        if self._in_body and not self.flow.read_paused:  # if paused, the server does not read
+        if not self._in_head and not self.flow.read_paused:  # if paused, the server does not read
             slow = self._body_bytes < (now - self._since - STALLED_SECONDS) * SLOWEST
             return slow or now - self._moved > STALLED_SECONDS
         answered = self.cycle is None or self.cycle.response_complete

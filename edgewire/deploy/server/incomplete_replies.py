@@ -29,6 +29,7 @@ FORGOTTEN = 3600.0  # seconds after which a reply is dropped, because its run mu
 class Reply:
     """A reply and the objects that have arrived. `since`: when the last object arrived."""
 
+    run: int
     message: Message
     tree: ObjectTree
     since: float
@@ -41,18 +42,20 @@ class IncompleteReplies:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        self._replies: dict[int, dict[str, Reply]] = {}  # run -> reply's id -> reply
+        self._replies: dict[str, Reply] = {}  # by their ids
 
     def add(self, run: int, response: PullAppMessagesResponse) -> None:
         """Add the replies in a SuperLink's response. A SuperLink hands out each reply only once."""
         now = self._clock()
         messages, trees = response.messages_list, response.message_object_trees
         with self._lock:
-            self._forget(now)
+            for name, each in list(self._replies.items()):
+                if now - each.since > FORGOTTEN:
+                    del self._replies[name]
             for message, tree in zip(messages, trees, strict=True):
                 names = list(dict.fromkeys(each.object_id for each in iterate_object_tree(tree)))
-                reply = Reply(message, tree, now, missing=names)
-                self._replies.setdefault(run, {})[message.metadata.message_id] = reply
+                reply = Reply(run, message, tree, now, missing=names)
+                self._replies[message.metadata.message_id] = reply
 
     def ready(
         self,
@@ -72,12 +75,12 @@ class IncompleteReplies:
         found, size = list[Reply](), 0
         asked = {*asked, ""}  # "": for a message that is no reply
         with self._lock:
-            for name, reply in list(self._replies.get(run, {}).items()):
-                if reply.message.metadata.reply_to_message_id not in asked:
+            for name, reply in list(self._replies.items()):
+                if reply.run != run or reply.message.metadata.reply_to_message_id not in asked:
                     continue
                 if self._complete(reply, fetch) or self._is_expired(reply, sends):
                     found.append(reply)
-                    self._drop(run, name)
+                    del self._replies[name]
                     size += sum(map(len, reply.objects.values()))
                     if size > ENOUGH:
                         break
@@ -92,13 +95,15 @@ class IncompleteReplies:
         with self._lock:
             there = {
                 each.message.metadata.reply_to_message_id
-                for each in self._replies.get(run, {}).values()
+                for each in self._replies.values()
+                if each.run == run
             }
         return [each for each in asked if each not in there]
 
     def waits(self, run: int) -> bool:
         """Return whether a run has incomplete replies."""
-        return bool(self._replies.get(run))
+        with self._lock:
+            return any(each.run == run for each in self._replies.values())
 
     def _complete(self, reply: Reply, fetch: Callable[[str], bytes | None]) -> bool:
         """Fetch some missing objects of a reply; return whether to wait for no more objects.
@@ -123,17 +128,6 @@ class IncompleteReplies:
     def _is_expired(self, reply: Reply, sends: Callable[[int], bool]) -> bool:
         silent = self._clock() - reply.since >= EXPIRES
         return silent and not sends(reply.message.metadata.src_node_id)
-
-    def _drop(self, run: int, name: str) -> None:
-        self._replies[run].pop(name)
-        if not self._replies[run]:
-            del self._replies[run]
-
-    def _forget(self, now: float) -> None:
-        for run, replies in list(self._replies.items()):
-            for name, reply in list(replies.items()):
-                if now - reply.since > FORGOTTEN:
-                    self._drop(run, name)
 
 
 def parts_of_replies(replies: Iterable[Reply]) -> list[tuple[str, bytes]]:

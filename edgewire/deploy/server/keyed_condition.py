@@ -17,11 +17,10 @@ class KeyedCondition:
     def __init__(self) -> None:
         self._waiting: defaultdict[Hashable, list[asyncio.Event]] = defaultdict(list)
 
-    def ring(self, *keys: Hashable) -> None:
-        """Wake the coroutines that wait for these keys; without keys, wake all."""
-        for key in keys or list(self._waiting):
-            for event in self._waiting.get(key, ()):
-                event.set()
+    def ring(self, key: Hashable) -> None:
+        """Wake the coroutines that wait for a key."""
+        for event in self._waiting.get(key, ()):
+            event.set()
 
     async def wait_for(
         self,

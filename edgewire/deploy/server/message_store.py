@@ -22,7 +22,6 @@ from flwr.proto.message_pb2 import (
     Message,
     ObjectTree,
     PullObjectRequest,
-    PullObjectResponse,
     PushObjectRequest,
     PushObjectResponse,
 )
@@ -41,7 +40,6 @@ from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply
 from edgewire.deploy.server.redelivery import Redelivery
 from edgewire.protocol.bundle import MOST_PARTS
 
-Reader = Callable[[PullObjectRequest], PullObjectResponse]
 Writer = Callable[[PushObjectRequest], PushObjectResponse]
 SERVER = Node(node_id=1)  # the ServerApp
 _registering = Lock()
@@ -51,13 +49,12 @@ _registering = Lock()
 class Load:
     """The result of a pull: Flower's response, and the message's objects that have arrived.
 
-    `read`: loads an object from the state. `objects`: id -> content of the objects that have
-    arrived. `missing`: id -> run id of the objects that have not arrived.
+    `objects`: id -> content of the objects that have arrived. `missing`: id -> run id of the
+    objects that have not arrived.
     """
 
     response: PullMessagesResponse
     node: Node
-    read: Reader
     objects: dict[str, bytes] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)
 
@@ -65,13 +62,14 @@ class Load:
         """Return the response and the objects, children first, as parts, each (name, content)."""
         return [("response", self.response.SerializeToString()), *self.objects.items()]
 
-    def fetch(self) -> None:
+    def fetch(self, state: Any) -> None:
         """Load missing objects that have arrived; remove objects that will never arrive.
 
         Raises `FlowerError` if the run is over.
         """
         for name, run in list(self.missing.items()):
-            found = self.read(PullObjectRequest(node=self.node, run_id=run, object_id=name))
+            wanted = PullObjectRequest(node=self.node, run_id=run, object_id=name)
+            found = fleet.pull_object(wanted, state)
             if found.object_available:
                 self.objects[name] = found.object_content
             if found.object_available or not found.object_found:
@@ -101,12 +99,12 @@ def for_node(request: PullMessagesRequest, handed: Redelivery, state: Any) -> Lo
     response = handed.again(node, state)
     response = response or fleet.pull_messages(request, state, state.object_store)
     handed.note(node, response)
-    load = Load(response, request.node, lambda wanted: fleet.pull_object(wanted, state))
+    load = Load(response, request.node)
     for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
         names = (each.object_id for each in inflatable.iterate_object_tree(tree))
         load.missing.update(dict.fromkeys(names, message.metadata.run_id))
     try:
-        load.fetch()
+        load.fetch(state)
     except FlowerError:  # the run is over
         return None
     return load if response.messages_list else None
@@ -226,11 +224,13 @@ def from_server(
     for tree in request.message_object_trees:
         tree.CopyFrom(flat_tree(tree))
     response = runtime.push_messages(request, state, task)
-
-    def push(pushed: PushObjectRequest) -> PushObjectResponse:
-        return runtime.push_object(pushed, state, task)
-
-    _store(response, objects, SERVER, task.run_id, push)
+    _store(
+        response,
+        objects,
+        SERVER,
+        task.run_id,
+        lambda each: runtime.push_object(each, state, task),
+    )
     return response
 
 

@@ -19,6 +19,7 @@ A reply's ArrayRecord may hold these payloads:
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -42,7 +43,7 @@ from edgewire.compression.flower.headers import (
 from edgewire.compression.flower.node.mod import codec_seed
 from edgewire.compression.flower.records import payload_records
 from edgewire.conf.build import data_of
-from edgewire.conf.check import codec_of, gradients_of
+from edgewire.conf.check import codec_of
 from edgewire.conf.schema import Config
 from edgewire.pipeline.messages import (
     ACTIVATIONS,
@@ -89,7 +90,7 @@ class Segments:
         self.data = data_of(config, folder)
         self.samples = Samples(config, self.data, folder, whole=True)
         self.activations = codec_of(config)
-        self.gradients = gradients_of(config)
+        self.gradients = codec_of(config, "gradients")
         self.feedback = bool(config.strategy["feedback"])
         self._stages: dict[int, Stage] = {}  # by node
 
@@ -106,7 +107,8 @@ class Segments:
         node = message.metadata.dst_node_id
         work = SegmentTask.of(config)
         stage = self._stage(work, arrays, kept, node)
-        segment_step = SegmentStep(self, stage, work, arrays, kept)
+        payloads = {name: array.data for name, array in arrays.items()}
+        segment_step = SegmentStep(self, stage, work, payloads, kept)
         try:
             segment_step.take()
         finally:  # after an error, save the steps before it
@@ -127,17 +129,16 @@ class Segments:
         """
         place, life = Place(work.segment, tuple(work.cuts)), work.life
         stage = self._stages.get(node)
-        if "copy" in arrays:
-            if stage is None or stage.place != place:
-                stage = self._stages[node] = Stage(self.config, self.data, place)
-            stage.begin(*unpack_copy(arrays["copy"].data, stage.copy_form, whole=True))
-            kept.begin(place.segment, life)
-            return stage
-        if not kept.holds(place.segment, life):
+        begins = "copy" in arrays
+        if not begins and not kept.holds(place.segment, life):
             raise PayloadError(f"{NO_SEGMENT} {place.segment}, or not the one that is meant")
-        if stage is None or stage.place != place or not kept.has(stage):
+        if stage is None or stage.place != place or not (begins or kept.has(stage)):
             stage = self._stages[node] = Stage(self.config, self.data, place)
-            stage.load(*kept.segment())  # another process trained this segment last
+            if not begins:
+                stage.load(*kept.segment())  # another process trained this segment last
+        if begins:
+            stage.load(*unpack_copy(arrays["copy"].data, stage.copy_form, whole=True))
+            kept.begin(place.segment, life)
         return stage
 
 
@@ -153,21 +154,17 @@ def segments_for(config: Config, folder: str | None) -> Segments:
     return hosts[key]
 
 
+@dataclass
 class SegmentStep:
     """The training that one message asks of a segment; `sent`, `metrics`: for the reply."""
 
-    def __init__(
-        self,
-        host: Segments,
-        stage: Stage,
-        work: SegmentTask,
-        arrays: ArrayRecord,
-        kept: SegmentState,
-    ) -> None:
-        self._host, self._stage, self._work, self._kept = host, stage, work, kept
-        self._arrays = {name: array.data for name, array in arrays.items()}
-        self.sent: dict[str, bytes] = {}
-        self.metrics: dict[str, Any] = {}
+    host: Segments
+    stage: Stage
+    work: SegmentTask
+    arrays: dict[str, bytes]
+    kept: SegmentState
+    sent: dict[str, bytes] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
 
     def take(self) -> None:
         """Do the message's task: training with synthetic gradients, or a forward or backward pass.
@@ -175,29 +172,29 @@ class SegmentStep:
         With synthetic gradients, the module that predicts them is trained on the received gradients
         first. The input is decoded before that, so an error in it leaves the segment unchanged.
         """
-        if self._work.phase == "backward":
+        if self.work.phase == "backward":
             self._backward()
-        elif self._work.phase:
+        elif self.work.phase:
             given = self._given()
-            if self._work.phase == "train":
+            if self.work.phase == "train":
                 self._learn()
                 self._train(given)
             else:
                 self._forward(*given)
-        if self._work.copy:
-            vectors = self._stage.arrays(whole=self._work.copy == "all")
-            self.sent["copy"] = pack_copy(vectors, self._stage.beside())
+        if self.work.copy:
+            vectors = self.stage.arrays(whole=self.work.copy == "all")
+            self.sent["copy"] = pack_copy(vectors, self.stage.beside())
 
     def _learn(self) -> None:
         """Train the synthetic-gradient module on received gradients; count refused payloads."""
         errors: list[float] = []
         refused = 0
-        for name, payload in self._arrays.items():
+        for name, payload in self.arrays.items():
             if not name.startswith(GRADIENTS):
                 continue
             first = int(name.removeprefix(GRADIENTS))
-            sent = self._kept.pop(first)
-            self._kept.forget(first)
+            sent = self.kept.pop(first)
+            self.kept.forget(first)
             if sent is None:  # another node, which had this segment before, sent the outputs
                 continue
             try:
@@ -215,19 +212,19 @@ class SegmentStep:
         `payload`: the gradients of `outputs`. `first`: the number of the first mini-batch.
         `outputs`, `labels`: the outputs and labels that this node has sent, one row per mini-batch.
         """
-        shape = (outputs.shape[1], *self._stage.part.output)
+        shape = (outputs.shape[1], *self.stage.part.output)
         targets = unpack(payload, len(outputs), shape, f"{GRADIENTS_OF} {first}")
         errors: list[float] = []
         for k, target in enumerate(targets):
             of = None if labels is None else self._tensor(labels[k])
             h, t = self._tensor(outputs[k]), self._tensor(target)
-            error = self._stage.learn(h, of, t, self._work.lr[0])
+            error = self.stage.learn(h, of, t, self.work.lr[0])
             errors += [] if error is None else [error]
         return errors
 
     def _train(self, given: list[MiniBatch]) -> None:
         """Take a training step with each mini-batch."""
-        work, place, stage = self._work, self._stage.place, self._stage
+        work, place, stage = self.work, self.stage.place, self.stage
         sees = place.ends or stage.classes
         passed = [
             stage.train(
@@ -246,7 +243,7 @@ class SegmentStep:
             every = np.stack(_arrays(labels)) if labels else None
             # A single array is not copied.
             stacked = outputs[0][None] if len(outputs) == 1 else np.stack(outputs)
-            self._kept.put(work.batch, stacked, every)
+            self.kept.put(work.batch, stacked, every)
             self._send("output", outputs)
         if back:
             self._send("gradients", back)
@@ -257,16 +254,16 @@ class SegmentStep:
         columns = [
             np.stack(_arrays(row)) for row in zip(*(each.sent for each in given), strict=True)
         ]
-        if columns and not self._stage.place.ends:
-            self.sent["labels"] = pack_targets(columns, targets_of(self._stage))
+        if columns and not self.stage.place.ends:
+            self.sent["labels"] = pack_targets(columns, targets_of(self.stage))
 
     def _forward(self, given: MiniBatch) -> None:
         """Do a micro-batch's forward pass; in the last segment also its loss and backward pass."""
-        work, stage, x = self._work, self._stage, given.x
+        work, stage, x = self.work, self.stage, given.x
         key = f"{work.batch}.{work.micro}"
         if work.micro == 0:
             stage.forget(work.batch)
-            self._kept.forget(work.batch)
+            self.kept.forget(work.batch)
         self.metrics[EXAMPLES] = count(x)
         if stage.place.ends:
             assert given.targets is not None
@@ -278,14 +275,14 @@ class SegmentStep:
             return
         output = stage.forward(x, key)
         if not stage.place.begins:
-            self._kept.put(work.batch, only(x).cpu().numpy()[None], None, work.micro)
+            self.kept.put(work.batch, only(x).cpu().numpy()[None], None, work.micro)
         self._send("output", _arrays([output]))
         self._send_targets([given])
 
     def _backward(self) -> None:
         """Do a micro-batch's backward pass."""
-        work, stage = self._work, self._stage
-        payload = self._arrays.get(f"{GRADIENTS}{work.batch}")
+        work, stage = self.work, self.stage
+        payload = self.arrays.get(f"{GRADIENTS}{work.batch}")
         if payload is None:
             raise PayloadError(f"mini-batch {work.batch}: the message holds no gradients")
         shape = (work.samples, *stage.part.output)
@@ -300,37 +297,37 @@ class SegmentStep:
 
     def _step_if_last(self) -> None:
         """Take the optimiser's step if this is the last micro-batch of its mini-batch."""
-        work = self._work
+        work = self.work
         if work.micro == work.micros - 1:
-            self._stage.finish(work.lr[0])
+            self.stage.finish(work.lr[0])
 
     def _again(self) -> Tensors:
         """Return the segment's input of a micro-batch, to repeat another process's forward pass."""
-        if self._stage.place.begins:
+        if self.stage.place.begins:
             return self._samples()[0].x
-        kept = self._kept.pop(self._work.batch, self._work.micro)
+        kept = self.kept.pop(self.work.batch, self.work.micro)
         if kept is None:
-            raise PayloadError(f"mini-batch {self._work.batch} was not passed on by this node")
+            raise PayloadError(f"mini-batch {self.work.batch} was not passed on by this node")
         return self._tensor(kept[0][0])
 
     def _given(self) -> list[MiniBatch]:
         """Return the message's mini-batches, or its micro-batch."""
-        work, stage = self._work, self._stage
+        work, stage = self.work, self.stage
         if stage.place.begins:
             return self._samples()
         what = f"{ACTIVATIONS} {work.batch}"
-        if "input" not in self._arrays:
+        if "input" not in self.arrays:
             raise PayloadError(f"{what}: the message holds none")
         shape = (work.samples, *stage.part.input)
-        inputs = [self._tensor(x) for x in unpack(self._arrays["input"], work.batches, shape, what)]
+        inputs = [self._tensor(x) for x in unpack(self.arrays["input"], work.batches, shape, what)]
         if not stage.end_loss.tensors:
             return [MiniBatch(x, ()) for x in inputs]
-        if "labels" not in self._arrays:
+        if "labels" not in self.arrays:
             if stage.place.ends:
                 raise PayloadError(f"labels of mini-batch {work.batch}: the message holds none")
             return [MiniBatch(x, None) for x in inputs]
         rows = work.batches, work.samples
-        columns = unpack_targets(self._arrays["labels"], rows, targets_of(stage))
+        columns = unpack_targets(self.arrays["labels"], rows, targets_of(stage))
         found = []
         for x, *row in zip(inputs, *columns, strict=True):
             whole, targets = stage.end_loss.received([self._tensor(each) for each in row])
@@ -342,36 +339,36 @@ class SegmentStep:
 
         They are the input of the first segment, with the axes of tensors that are sent.
         """
-        work, found, samples = self._work, [], self._host.samples
+        work, found, samples = self.work, [], self.host.samples
         for number in range(work.batch, work.batch + work.batches):
             inputs, targets = samples.batch(Node(0, 1), number)
-            raw = samples.raw(Node(0, 1), number) if self._stage.end_loss.needs_inputs else ()
-            sent = self._stage.end_loss.sent(targets, raw)
+            raw = samples.raw(Node(0, 1), number) if self.stage.end_loss.needs_inputs else ()
+            sent = self.stage.end_loss.sent(targets, raw)
             if work.micros > 1:
                 inputs, targets = (mapped(self._micro, each) for each in (inputs, targets))
                 sent = [self._micro(each) for each in sent]
             if not count(inputs):
                 raise PayloadError(f"a mini-batch of fewer than {work.micros} samples")
-            x = mapped(self._stage.segment.to_wire, inputs)
+            x = mapped(self.stage.segment.to_wire, inputs)
             found.append(MiniBatch(x, targets, inputs, sent))
         return found
 
     def _micro(self, tensor: Tensor) -> Tensor:
-        return tensor.tensor_split(self._work.micros)[self._work.micro]
+        return tensor.tensor_split(self.work.micros)[self.work.micro]
 
     def _send(self, name: str, tensors: list[Any]) -> None:
-        host, segment = self._host, self._stage.place.segment
+        host, segment = self.host, self.stage.place.segment
         codec = host.activations if name == "output" else host.gradients
-        seed = codec_seed(host.config.seed, 2 * segment + (name == "output"), self._work.batch)
-        memory = self._kept.memory(name) if host.feedback else None
-        number = self._work.batch + 1
+        seed = codec_seed(host.config.seed, 2 * segment + (name == "output"), self.work.batch)
+        memory = self.kept.memory(name) if host.feedback else None
+        number = self.work.batch + 1
         self.sent[name] = pack(tensors, codec, memory=memory, seed=seed, number=number)
 
     def _tensor(self, array: Any) -> Tensor:
         """Return an array as a writable tensor. A read-only array, as from a payload, is copied."""
         if array.flags.writeable:
-            return torch.from_numpy(array).to(self._host.samples.device)
-        return torch.tensor(array, device=self._host.samples.device)
+            return torch.from_numpy(array).to(self.host.samples.device)
+        return torch.tensor(array, device=self.host.samples.device)
 
 
 def targets_of(stage: Stage) -> list[TargetTensor]:

@@ -62,32 +62,6 @@ class StepResult(NamedTuple):
     loss: float | None  # the mini-batch's mean loss; None except in the last segment
 
 
-class HostArrays:
-    """Gives a module's tensors as numpy vectors; a tensor's vector has the same memory each time.
-
-    A tensor on the CPU shares its memory with its vector. A tensor on another device gets one
-    vector in the host's memory, which each `fresh` call overwrites. So a process can tell whether
-    stored vectors are those of its own module, and a GPU copies only what is to be stored.
-    """
-
-    def __init__(self) -> None:
-        self._copies: dict[str, Tensor] = {}
-
-    def vector(self, name: str, tensor: Tensor, fresh: bool) -> Vector:
-        """Return a tensor as a vector; `fresh`: whether a host copy has to be up to date."""
-        flat = tensor.detach().reshape(-1)
-        if in_host_memory(flat):
-            return flat.numpy()
-        copy = self._copies.get(name)
-        if copy is None or copy.shape != flat.shape or copy.dtype != flat.dtype:
-            pinned = flat.device.type == "cuda"  # a copy into pinned memory is several times faster
-            copy = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=pinned)
-            self._copies[name] = copy
-        if fresh:
-            copy.copy_(flat)
-        return copy.numpy()
-
-
 def in_host_memory(tensor: Tensor) -> bool:
     """Return whether numpy can use a tensor's memory."""
     return tensor.device.type == "cpu"
@@ -98,9 +72,23 @@ class TrainedModule:
 
     def __init__(self, module: nn.Module, config: Config) -> None:
         self.flat = FlatModel(module, config.device)
-        self.host = HostArrays()
+        self._copies: dict[str, Tensor] = {}  # in the host's memory, of a GPU's tensors
         self.optimizer = optimizer_of(config, [self.flat.parameters])
         self._step = self.flat.step_of(self.optimizer)
+
+    def vector(self, name: str, tensor: Tensor) -> Vector:
+        """Return one of the module's tensors as a numpy vector, in the same memory each time.
+
+        A tensor on the CPU shares its memory with its vector. A vector of another device's tensor
+        is a copy, which the next call with this name overwrites.
+        """
+        flat = tensor.detach().reshape(-1)
+        if in_host_memory(flat):
+            return flat.numpy()
+        if name not in self._copies:
+            pinned = flat.device.type == "cuda"  # a copy into pinned memory is several times faster
+            self._copies[name] = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=pinned)
+        return self._copies[name].copy_(flat).numpy()
 
     def step(self, lr: float, samples: int) -> None:
         """Take an optimiser's step with the stored gradient, a sum, divided by `samples`.
@@ -115,17 +103,16 @@ class TrainedModule:
             group["lr"] = lr
         self._step(self.optimizer)
 
-    def arrays(self, name: str, whole: bool, fresh: bool = True) -> dict[str, Vector]:
-        """Return the module's state as vectors by name; their memory is that of `HostArrays`.
+    def arrays(self, name: str, whole: bool) -> dict[str, Vector]:
+        """Return the module's state as vectors by name (`vector`).
 
-        `name`: the name of the parameters' vector; `whole`: include the optimiser's state; `fresh`:
-        whether host copies of a GPU's tensors have to be up to date.
+        `name`: the name of the parameters' vector; `whole`: include the optimiser's state.
         """
         found = {name: self.flat.state}
         if whole:
             state = self.optimizer.state.get(self.flat.parameters, {})
             found |= {f"{name} {key}": t for key, t in state.items() if isinstance(t, Tensor)}
-        return {key: self.host.vector(key, t, fresh) for key, t in found.items()}
+        return {key: self.vector(key, t) for key, t in found.items()}
 
     def load(self, name: str, arrays: dict[str, Vector]) -> None:
         """Set the module's state to vectors that the method `arrays` returned."""
@@ -170,29 +157,31 @@ class Stage:
         # The number of classes whose labels the module gets; 0: it gets none.
         self.classes = self.end_loss.classes if config.strategy["conditioned"] else 0
         self._config = config
+        self.stored: object = None  # the record in a node's state that has this stage's arrays
         self.module: TrainedModule | None = None
         if config.strategy["synthetic"] and not place.ends:
             self._make_module()
 
     def _make_module(self) -> None:
         options, place = self._config.strategy, self.place
-        form = ModuleForm(options["module"], options["hidden"], options["trained_by"], self.classes)
+        form = ModuleForm(
+            options["module"], options["hidden"], options["trained_by"], classes=self.classes
+        )
         with IsolatedRng(torch.device("cpu"), stream_seed(self._seed, _MODULE, place.segment)):
             module = form.build(self.part.output, place.segment, len(place.cuts))
         self.module = TrainedModule(module, self._config)
 
-    def arrays(self, whole: bool, fresh: bool = True) -> dict[str, Vector]:
-        """Return the segment's state as vectors by name; their memory is that of `HostArrays`.
+    def arrays(self, whole: bool) -> dict[str, Vector]:
+        """Return the segment's state as vectors by name (`vector`).
 
         `whole`: include all that is needed to continue training: optimisers, module, and the
-        gradient of an unfinished mini-batch. `fresh`: whether host copies of a GPU's tensors have
-        to be up to date.
+        gradient of an unfinished mini-batch.
         """
-        found = self.main.arrays(STATE, whole, fresh)
+        found = self.main.arrays(STATE, whole)
         if whole and self.module is not None:
-            found |= self.module.arrays(MODULE, whole, fresh)
+            found |= self.module.arrays(MODULE, whole)
         if whole and self._samples:  # between the micro-batches of a mini-batch
-            found[GRADIENT] = self.main.host.vector(GRADIENT, self.main.flat.gradient, fresh)
+            found[GRADIENT] = self.main.vector(GRADIENT, self.main.flat.gradient)
             found[SAMPLES] = np.array([self._samples], dtype=np.float32)
         return found
 
@@ -207,21 +196,17 @@ class Stage:
         size, trained = self.main.flat.state.numel(), self.main.flat.num_parameters
         return SnapshotForm(size, trained, module, types_of(self.beside()), self._config.batch_size)
 
-    def begin(self, arrays: dict[str, Vector], beside: dict[str, NDArray[Any]]) -> None:
-        """Begin with a segment's snapshot from the server; `arrays`, `beside`: as in `load`.
-
-        If the snapshot lacks the synthetic-gradient module, the module is initialised.
-        """
-        if self.module is not None and MODULE not in arrays:
-            self._make_module()
-        self._graphs.clear()
-        self.load(arrays, beside)
-
     def load(self, arrays: dict[str, Vector], beside: dict[str, NDArray[Any]]) -> None:
-        """Set the segment's state to what the methods `arrays` and `beside` have returned."""
+        """Set the segment's state to what the methods `arrays` and `beside` have returned.
+
+        If the synthetic-gradient module is missing, it is initialised.
+        """
+        self._graphs.clear()
         self.main.load(STATE, arrays)
         if self.module is not None and MODULE in arrays:
             self.module.load(MODULE, arrays)
+        elif self.module is not None:
+            self._make_module()
         self._samples = 0
         if GRADIENT in arrays:
             self.main.flat.zero_grad()
@@ -246,7 +231,8 @@ class Stage:
             x, h = self._forward(x, str(number))
             samples = count(x)
             if self.place.ends:
-                loss = self._loss(h, inputs, targets)
+                loss = self.end_loss(h, inputs, cast(Tensors, targets))
+                _expect_finite(loss, "the loss")
                 _back_from(loss, torch.full_like(loss, samples))
                 passed = StepResult(None, self._back(x), loss.item())
             else:
@@ -277,12 +263,6 @@ class Stage:
             backward(learned.loss)
             self.module.step(lr, len(h))
         return learned.error
-
-    def _loss(self, h: Any, inputs: Tensors, targets: Any) -> Tensor:
-        """Return the mean loss of a mini-batch; times the number of samples it is the sum."""
-        loss = self.end_loss(h, inputs, targets)
-        _expect_finite(loss, "the loss")
-        return loss
 
     def forward(self, x: Tensors, key: str) -> Tensor:
         """Do a forward pass; store it as `key` for `backward`; return the output in wire layout."""
@@ -321,7 +301,8 @@ class Stage:
         """
         with self._statistics_kept():
             x, h = self._forward(x, key)
-            loss = self._loss(h, inputs, targets)
+            loss = self.end_loss(h, inputs, targets)
+            _expect_finite(loss, "the loss")
             self._begin(first, count(x))
             _back_from(loss, torch.full_like(loss, count(x)))
             return StepResult(None, self._back(x), loss.item())

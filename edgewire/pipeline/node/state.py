@@ -2,13 +2,12 @@
 
 from typing import Any, cast
 
-import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from edgewire.compression.base import Memory
 from edgewire.compression.flower.node.state import Arrays, store_arrays, stored_arrays
-from edgewire.pipeline.messages import SAMPLES
+from edgewire.compression.flower.records import values_of
 from edgewire.pipeline.node.stage import Stage, Vector
 
 PLACE, SEGMENT, BESIDE, SENT = "place", "segment", "beside", "sent"  # records in the state
@@ -44,11 +43,8 @@ class SegmentState:
         return dict(held) == {"segment": segment, "life": life}
 
     def has(self, stage: Stage) -> bool:
-        """Return whether this state's arrays have the memory of the arrays of `stage`."""
-        mine, its = stored_arrays(self._state, SEGMENT), stage.arrays(whole=True, fresh=False)
-        return set(mine) == set(its) and all(
-            np.shares_memory(mine[name], its[name]) for name in its if name != SAMPLES
-        )
+        """Return whether `stage`, and no other process since, has stored this state's arrays."""
+        return stage.stored is not None and values_of(self._state).get(SEGMENT) is stage.stored
 
     def segment(self) -> tuple[dict[str, Vector], Arrays]:
         """Return the segment's state: the arguments of `Stage.load`."""
@@ -84,6 +80,7 @@ class SegmentState:
     def save(self, stage: Stage) -> None:
         """Write the state of `stage`, and all that is stored here, into the node's `Context`."""
         store_arrays(self._state, SEGMENT, stage.arrays(whole=True))
+        stage.stored = values_of(self._state)[SEGMENT]
         store_arrays(self._state, BESIDE, stage.beside())
         store_arrays(self._state, SENT, self._sent)
         for name, memory in self._memories.items():

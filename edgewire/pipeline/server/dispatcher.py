@@ -1,14 +1,15 @@
 """Sends tasks to the nodes of a cut model, reads their replies, and sends lost tasks again."""
 
 import math
-from typing import Protocol, cast
+from itertools import chain
+from typing import TYPE_CHECKING, cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from edgewire.compression.base import PayloadError
 from edgewire.compression.decoder import describe
-from edgewire.compression.flower import filled, to_vector
+from edgewire.compression.flower import filled
 from edgewire.compression.flower.headers import (
     EXAMPLES,
     HEADER,
@@ -18,9 +19,7 @@ from edgewire.compression.flower.headers import (
 )
 from edgewire.compression.flower.message_size import measured
 from edgewire.compression.flower.records import payload_records
-from edgewire.compression.flower.server.failure_policy import FailurePolicy
 from edgewire.compression.flower.timed_grid import SlowestReply
-from edgewire.compression.layout import Layout
 from edgewire.pipeline.cuts import Plan
 from edgewire.pipeline.messages import (
     ACTIVATIONS,
@@ -34,33 +33,18 @@ from edgewire.pipeline.messages import (
 )
 from edgewire.pipeline.server.activations import ActivationStore
 from edgewire.pipeline.server.link_traffic import Opened, opened, plain_bytes
-from edgewire.pipeline.server.options import Flow
 from edgewire.pipeline.server.placement import Placement
-from edgewire.pipeline.server.schedule import PipelineSchedule, PipelineScheduleState, Task
+from edgewire.pipeline.server.schedule import Task
 from edgewire.pipeline.server.snapshots import Snapshots
 from edgewire.pipeline.server.state import LOST, PipelineState, UnderWay
 from edgewire.strategy.base import Started
-from edgewire.strategy.lr_schedule import Rates
 from edgewire.strategy.ordered_grid import OrderedGrid
+
+if TYPE_CHECKING:  # that module imports this one
+    from edgewire.pipeline.server.strategy import PipelineStrategy
 
 SEGMENT_MESSAGE = "train.segment"  # the type of these messages
 TRIES = 3  # after TRIES consecutive failures another node takes over the segment
-
-
-class Scheduling(Protocol):
-    """The attributes of a strategy that the dispatcher uses; `PipelineStrategy` explains them."""
-
-    synthetic: bool
-    flow: Flow
-    segment_every: int
-    record_every: int
-    rates: Rates
-    failures: FailurePolicy
-
-    def schedule(
-        self, segments: int, batches: int, state: PipelineScheduleState
-    ) -> PipelineSchedule:
-        """Return the schedule of a run; `state`: how many tasks were sent and answered so far."""
 
 
 class Dispatcher:
@@ -74,7 +58,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        strategy: Scheduling,
+        strategy: "PipelineStrategy",
         plan: Plan,
         grid: OrderedGrid,
         run: Started,
@@ -82,15 +66,11 @@ class Dispatcher:
     ) -> None:
         self._strategy, self._plan, self._grid, self._state = strategy, plan, grid, state
         self._batches, self._timeout, self._config = run.rounds, run.timeout, run.train_config
-        arrays, batches = run.arrays, run.rounds
         self._micros = strategy.flow.micro_batches
-        shapes = tuple(tuple(array.shape) for array in arrays.values())
-        layout = Layout(tuple(arrays), shapes, ("float32",) * len(arrays))
         self.copies = Snapshots(
             plan,
-            layout,
-            to_vector(arrays),
-            batches,
+            run.arrays,
+            run.rounds,
             record_every=strategy.record_every,
             every=strategy.segment_every,
             state=state.copies,
@@ -99,10 +79,11 @@ class Dispatcher:
         if not state.under_way:
             state.begin(count)
         elif grid.virtual_seconds is None:  # the saved times are those of another clock
-            state.shift(grid.now - state.now)
+            for sent in chain(*state.under_way):
+                sent.when += grid.now - state.now
         self._sent, self.links = state.under_way, state.links
         strategy.rates.share(state.rates)
-        self._flow = strategy.schedule(count, batches, state.flow)
+        self._flow = strategy.schedule(count, run.rounds, state.flow)
         first = 1 if plan.conditioned else count - 1
         receivers = range(first, count) if plan.targets else range(0)
         self._store = ActivationStore(receivers, strategy.synthetic, state.store)
@@ -139,10 +120,8 @@ class Dispatcher:
 
     def _prepared(self, task: Task) -> UnderWay:
         """Take a task's payloads from the store; if one of them is lost, mark the task as lost."""
-        arrays = self._store.take(task)
-        if arrays is None:  # the task is not sent, so its reply cannot hold a copy
-            sent = UnderWay(task, {}, "", LOST)
-        else:
+        sent = UnderWay(task, {}, "", LOST)
+        if (arrays := self._store.take(task)) is not None:
             sent = UnderWay(task, arrays, self.copies.wanted(task))
         self._sent[task.segment].append(sent)
         return sent
@@ -159,14 +138,10 @@ class Dispatcher:
             self._state.assignments[task.segment] += 1
             arrays["copy"] = self.copies.last(task.segment)
         work = SegmentTask(
-            task.segment,
+            *task[:5],
+            self._micros,
             list(plan.cuts),
             self._state.assignments[task.segment],
-            task.phase,
-            task.batch,
-            task.batches,
-            task.micro,
-            self._micros,
             self._store.samples(task),
             self._rates(task),
             sent.copy,
@@ -204,8 +179,7 @@ class Dispatcher:
         """Wait for the next replies; handle late tasks, and find nodes for segments without one."""
         waiting = {
             sent.message_id: sent
-            for row in self._sent
-            for sent in row
+            for sent in chain(*self._sent)
             if sent.reply is None and sent.message_id not in ("", LOST)
         }
         if any(row and (row[0].message_id == LOST or row[0].reply) for row in self._sent):
@@ -304,8 +278,11 @@ class Dispatcher:
         samples = self._store.samples(sent.task)
         for name, payload in sent.arrays.items():
             sender = segment + 1 if name.startswith(GRADIENTS) else segment - 1
-            shape = part.output if name.startswith(GRADIENTS) else part.input
-            if name != "labels" and not decodes(payload, (samples, *shape)):
+            shape = (samples, *(part.output if name.startswith(GRADIENTS) else part.input))
+            try:
+                if name != "labels":
+                    unpack(payload, describe(payload).n // max(math.prod(shape), 1), shape, "")
+            except PayloadError:
                 return sender
         return None
 
@@ -320,7 +297,7 @@ class Dispatcher:
             raise PayloadError("a reply must hold a MetricRecord")
         if task.phase and task.segment == 0 and task.phase != "backward":
             samples = number(metrics, EXAMPLES) / task.batches
-            if samples not in range(1, plan.batch_size + 1):
+            if samples not in range(1, plan.copies[0].samples + 1):
                 raise PayloadError(f"mini-batches of {samples:g} samples are none of this run's")
             self._store.put_samples(task, int(samples))
         samples = self._store.samples(task)
@@ -378,12 +355,3 @@ class Dispatcher:
             if sent.message_id != LOST:
                 sent.message_id, sent.reply = "", None
                 self._send(sent)
-
-
-def decodes(payload: bytes, shape: tuple[int, ...]) -> bool:
-    """Return whether a node can decode a payload as tensors of a shape."""
-    try:
-        unpack(payload, describe(payload).n // max(math.prod(shape), 1), shape, "")
-    except PayloadError:
-        return False
-    return True

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from logging import getLogger
 
 from edgewire.compression.base import PayloadError
@@ -66,12 +65,12 @@ class Placement:
         here, before = list(self._grid.get_node_ids()), self._nodes[segment]
         if fails and before is not None:
             self._failed[before] += 1
-        free = self._free(here)
+        free = [node for node in here if node not in self._nodes]
         if free:
-            self._nodes[segment] = free[0]
+            node = self._nodes[segment] = min(free, key=self._failed.__getitem__)
             was = "no node" if before is None else called(before)
-            log.warning("segment %d: %s takes over from %s", segment, called(free[0]), was)
-        elif before not in here:
+            log.warning("segment %d: %s takes over from %s", segment, called(node), was)
+        elif before is not None and before not in here:
             self._nodes[segment] = None
             log.warning("segment %d waits for a node", segment)
         return self._nodes[segment] != before
@@ -83,19 +82,8 @@ class Placement:
 
     def find(self) -> list[int]:
         """Assign spare nodes to segments without a node; return these segments."""
-        found = []
-        for segment, node in enumerate(self._nodes):
-            if node is None:
-                free = self._free(self._grid.get_node_ids())
-                if free:
-                    self._nodes[segment] = free[0]
-                    found.append(segment)
-        return found
-
-    def _free(self, here: Iterable[int]) -> list[int]:
-        """Return the spare nodes among `here`, ordered by increasing number of failures."""
-        free = (node for node in here if node not in self._nodes)
-        return sorted(free, key=self._failed.__getitem__)
+        missing = [segment for segment, node in enumerate(self._nodes) if node is None]
+        return [segment for segment in missing if self.replace(segment)]
 
     def missing(self) -> str:
         """Return a text for an error message that names the segments without a node."""

@@ -1,18 +1,16 @@
 """Copies of the segments at the server, for evaluation, the final model, and new nodes."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from edgewire.compression.base import Vector
-from edgewire.compression.batchnorm import Extent
-from edgewire.compression.layout import Layout
+from edgewire.compression.flower.records import layout_of, to_vector
 from edgewire.pipeline.cuts import Plan
-from edgewire.pipeline.layers import Part
 from edgewire.pipeline.messages import STATE, pack_copy, unpack_copy
 from edgewire.pipeline.server.schedule import Task
 
@@ -52,25 +50,24 @@ class Snapshots:
     def __init__(
         self,
         plan: Plan,
-        layout: Layout,
-        model: Vector,
+        model: ArrayRecord,
         batches: int,
         *,
         record_every: int,
         every: int,
         state: SnapshotsState,
     ) -> None:
-        parts = plan.parts
-        self._plan, self._parts, self._layout = plan, parts, layout
+        parts, layout, vector = plan.parts, layout_of(model), to_vector(model)
+        self._plan, self._parts, self._size = plan, parts, layout.size
         self._batches, self._record_every, self._every = batches, record_every, every
-        self._places, self._state = _places(parts, layout), state
-        if not self._state.last:
-            self._state.begin(
-                [
-                    pack_copy({STATE: self._cut(model, number)}, more)
-                    for number, more in enumerate(plan.beside)
-                ]
-            )
+        ends = zip(layout.names, pairwise(layout.offsets.tolist()), strict=True)
+        at = {name: slice(start, stop) for name, (start, stop) in ends}
+        self._places = [[at[name] for name in part.names] for part in parts]  # in the model
+        self._state = state
+        if not state.last:
+            own = [np.concatenate([vector[:0], *(vector[s] for s in row)]) for row in self._places]
+            copies = zip(own, plan.beside, strict=True)
+            state.begin([pack_copy({STATE: each}, more) for each, more in copies])
 
     def last(self, segment: int) -> bytes:
         """Return the full copy with which a new node of a segment begins."""
@@ -126,41 +123,15 @@ class Snapshots:
         The result is (number of mini-batches, model, native tensors by name); the model is float32
         (n,). None if one of the segments' copies after this number of mini-batches is missing.
         """
-        for point in sorted(self._state.weights):
-            states = self._state.weights[point]
-            if all(state is not None for state in states):
-                del self._state.weights[point]
-                return point, self._joined(states), self._state.natives.pop(point, {})
+        point = min(self._state.weights, default=0)
+        states = [state for state in self._state.weights.get(point, ()) if state is not None]
+        if len(states) < len(self._parts):
             return None
-        return None
-
-    def _joined(self, states: Sequence[Vector | None]) -> Vector:
-        model = np.empty(self._layout.size, dtype=np.float32)
+        model = np.empty(self._size, dtype=np.float32)
         for places, state in zip(self._places, states, strict=True):
-            assert state is not None
-            for (start, stop), (a, b) in places:
-                model[start:stop] = state[a:b]
-        return model
-
-    def _cut(self, model: Vector, segment: int) -> Vector:
-        state = np.empty(self._parts[segment].size, dtype=np.float32)
-        for (start, stop), (a, b) in self._places[segment]:
-            state[a:b] = model[start:stop]
-        return state
-
-
-def _places(parts: Sequence[Part], layout: Layout) -> list[list[tuple[Extent, Extent]]]:
-    """Return the positions of each part's tensors in the model's vector and in the part's vector.
-
-    For each part: for each tensor, ((start, stop) in the model's, (start, stop) in the part's).
-    """
-    bounds = dict(zip(layout.names, pairwise(layout.offsets.tolist()), strict=True))
-    found = []
-    for part in parts:
-        rows, at = [], 0
-        for name in part.names:
-            start, stop = bounds[name]
-            rows.append(((start, stop), (at, at + stop - start)))
-            at += stop - start
-        found.append(rows)
-    return found
+            at = 0
+            for place in places:
+                size = place.stop - place.start
+                model[place], at = state[at : at + size], at + size
+        del self._state.weights[point]
+        return point, model, self._state.natives.pop(point, {})

@@ -61,9 +61,3 @@ class PipelineState(ServerState):
         self.assignments = [0] * segments
         self.fresh = [True] * segments
         self.links.begin(segments)
-
-    def shift(self, by: float) -> None:
-        """Add `by` seconds to all saved values of `now`."""
-        for row in self.under_way:
-            for sent in row:
-                sent.when += by

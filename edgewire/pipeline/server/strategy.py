@@ -1,16 +1,19 @@
 """Trains one model that is cut across nodes, by synthetic gradients or split backpropagation."""
 
 from collections.abc import Collection
+from itertools import chain
 from typing import Any
 
 from edgewire.compression.flower import flat_record, to_vector
 from edgewire.compression.flower.native_tensors import with_natives
 from edgewire.compression.validation import expect_kinds
 from edgewire.conf.build import objective_of
+from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.schema import Config
-from edgewire.pipeline.cuts import NO_LABELS, Plan, is_classifier, plan_of
+from edgewire.pipeline.cuts import NO_LABELS, Plan, plan_of
+from edgewire.pipeline.gradient_predictor import GradientModules
 from edgewire.pipeline.server.dispatcher import Dispatcher
-from edgewire.pipeline.server.options import Cutting, Flow, GradientModules
+from edgewire.pipeline.server.options import Cutting, Flow
 from edgewire.pipeline.server.schedule import (
     Backpropagation,
     PipelineSchedule,
@@ -20,8 +23,6 @@ from edgewire.pipeline.server.schedule import (
 from edgewire.pipeline.server.state import LOST, PipelineState
 from edgewire.strategy.base import (
     FLOWER,
-    NO_CODECS,
-    Codecs,
     ParameterServer,
     Started,
     expect_positive,
@@ -29,6 +30,7 @@ from edgewire.strategy.base import (
 )
 from edgewire.strategy.lr_schedule import Rates
 from edgewire.task.datasets import Data
+from edgewire.task.objectives.classification import Classification
 
 CUTTING, MODULES, FLOW = Cutting(), GradientModules(), Flow()  # the defaults
 
@@ -80,7 +82,7 @@ class PipelineStrategy(ParameterServer):
         self.feedback = feedback
         self.segment_every, self.record_every = segment_every, record_every
         self.plan: Plan | None = None
-        self._config: Config | None = None
+        self._lacks_labels = False
 
     @property
     def done(self) -> int:
@@ -94,9 +96,8 @@ class PipelineStrategy(ParameterServer):
 
     def abandon(self, back: Collection[int] = ()) -> None:
         """Delete unanswered messages, and assign nodes anew; they begin with the last copies."""
-        for row in self.state.under_way:
-            for sent in row:
-                sent.message_id, sent.reply = LOST if sent.message_id == LOST else "", None
+        for sent in chain(*self.state.under_way):
+            sent.message_id, sent.reply = LOST if sent.message_id == LOST else "", None
         self.state.holders[:] = [None] * len(self.state.holders)
 
     def summary(self) -> None:
@@ -106,12 +107,14 @@ class PipelineStrategy(ParameterServer):
 
     def cut(self, config: Config, data: Data) -> None:
         """Cut the configured model; raises `TaskError` or `ValueError` if that is not possible."""
-        self._config = config
         modules = self.modules if self.synthetic else None
         micros = self.flow.micro_batches
         self.plan = plan_of(config, data, self.cutting, modules, micro_batches=micros)
         self.rates = Rates(config.schedule, config.lr)
         alone = len(self.plan.cuts) == 0
+        wanted = self.synthetic and self.modules.conditioned and not alone
+        classifies = isinstance(objective_of(config), Classification)
+        self._lacks_labels = wanted and classifies and not self.plan.conditioned
         if not self.synthetic and self.flow.batches_per_message > 1 and not alone:
             raise ValueError("batches_per_message goes with synthetic gradients")
 
@@ -130,7 +133,8 @@ class PipelineStrategy(ParameterServer):
         """
         if self.plan is None:
             raise ValueError("the model is not cut: call cut() first")
-        self._warn_of_no_labels()
+        if self._lacks_labels:
+            log.warning("%s, or strategy.conditioned=false", NO_LABELS)
         work = Dispatcher(self, self.plan, self._ordered(run.grid), run, self.state)
         run.result.arrays = run.arrays
         if not run.goes_on:
@@ -143,15 +147,7 @@ class PipelineStrategy(ParameterServer):
                 run.result.arrays = with_natives(flat_record(model[1]), model[2])
                 self.state.train_metrics = work.means()
                 self._evaluate(run, model[0], run.rounds, run.result.arrays)
-            self._state_complete()
-
-    def _warn_of_no_labels(self) -> None:
-        assert self.plan is not None
-        wanted = self.synthetic and self.modules.conditioned and len(self.plan.cuts) > 0
-        if not wanted or self.plan.conditioned or self._config is None:
-            return
-        if is_classifier(objective_of(self._config)):
-            log.warning("%s, or strategy.conditioned=false", NO_LABELS)
+            self.on_state_complete()
 
     def schedule(
         self, segments: int, batches: int, state: PipelineScheduleState

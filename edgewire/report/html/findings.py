@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
+from statistics import fmean
 from typing import NamedTuple
 
+from edgewire.report.comparison import GAIN, LOSS, NO_LOSS, ONE_SEED, UNCLEAR, judged, signed
 from edgewire.report.estimate import Estimate, paired
 from edgewire.report.format import human_bytes
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns, reference_of
@@ -16,16 +18,16 @@ from edgewire.report.summary import answers, bytes_told, node_rows, times, train
 
 TRAINED = "trained"  # the answer that is the first line
 SEEDS = 3  # below this number of seeds the report asks for more
+NO_SEED = "no common seed"
 # verdict -> what a sentence says about a group with it, and the group that it is compared with
-NOISE, WORSE, BETTER, ONE_SEED, NO_SEED = "noise", "worse", "better", "one seed", "no common seed"
 WORDS = {
-    NOISE: "is within the noise of",
-    WORSE: "is worse than",
-    BETTER: "is better than",
+    NO_LOSS: "shows no loss from",
+    UNCLEAR: "may differ from",
+    LOSS: "is worse than",
+    GAIN: "is better than",
     ONE_SEED: "has one seed in common with",
     NO_SEED: "has no seed in common with",
 }
-NARROW = 1.0  # half an interval that tells of no loss: points of a share, else % of the metric
 NO_REFERENCE = (
     "No evaluated run has less compression to compare with: add one with compression=none "
     "downlink=full and the same seeds."
@@ -45,20 +47,10 @@ class Comparison(NamedTuple):
     verdict: str
 
     @property
-    def narrow(self) -> bool:
-        """Whether the interval of the difference is so small that a loss would show."""
-        if self.difference is None or self.difference.half is None:
-            return False
-        value = 100.0 if self.group.metric.share else abs(self.reference.value or 0.0)
-        return self.difference.half <= NARROW * value / 100
-
-    @property
     def number(self) -> str:
         """The difference with its sign and its interval, without its unit; "" without one."""
-        if (found := self.difference) is None:
-            return ""
-        places = self.group.metric.places(found.mean)
-        return "+" * (round(found.mean, places) > 0) + found.text(places)
+        found = self.difference
+        return "" if found is None else signed(found, self.group.metric.places(found.mean))
 
     @property
     def sentence(self) -> str:
@@ -80,14 +72,7 @@ def compare(group: ReportGroup, groups: Sequence[ReportGroup]) -> Comparison | N
     metric = group.metric
     ours, theirs = (by_seed(g.runs, metric.name, metric.scale) for g in (group, reference))
     found = paired(ours, theirs)
-    if found is None:
-        verdict = NO_SEED
-    elif found.half is None:
-        verdict = ONE_SEED
-    elif found.noise or not found.mean:
-        verdict = NOISE
-    else:
-        verdict = BETTER if (found.mean > 0) == metric.higher else WORSE
+    verdict = NO_SEED if found is None else judged(found, metric, fmean(theirs.values()))
     return Comparison(group, reference, found, verdict)
 
 
@@ -122,10 +107,10 @@ def _compression(report: ReportRuns) -> str:
     found = [c for group in report.groups if (c := compare(group, report.groups))]
     if not found:
         return NO_REFERENCE
-    worse = sum(each.verdict == WORSE for each in found)
-    wide = [each for each in found if each.verdict == NOISE and not each.narrow]
+    worse = sum(each.verdict == LOSS for each in found)
+    wide = [each for each in found if each.verdict == UNCLEAR]
     best = max(
-        found, key=lambda each: (each.verdict in (NOISE, BETTER), each.group.whole_ratio or 0)
+        found, key=lambda each: (each.verdict in (NO_LOSS, GAIN), each.group.whole_ratio or 0)
     )
     if worse == len(found):
         short = "It hurts the model."
@@ -133,7 +118,7 @@ def _compression(report: ReportRuns) -> str:
         short = f"It depends: {worse} of {len(found)} compressed groups are worse."
     elif wide:
         short, best = f"Not known: the difference is {wide[0].number}.", wide[0]
-    elif best.verdict in (NOISE, BETTER):
+    elif best.verdict in (NO_LOSS, GAIN):
         short = "No loss is measurable."
     else:
         short = "Not known: one seed does not tell a difference from noise."
@@ -173,9 +158,8 @@ def _runs(report: ReportRuns) -> str:
         sum(record.count(key) or 0 for record in report.records)
         for key in ("failures", "client_updates")
     )
-    told = [f"{len(report.records) - len(bad)} finished, without a problem."]
-    if bad or failed:
-        told = [f"{len(report.records) - len(bad)} finished."]
+    fine = "" if bad or failed else ", without a problem"
+    told = [f"{len(report.records) - len(bad)} finished{fine}."]
     if bad:
         kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(5))
         told.append(f"{len(bad)} of {len(report.records)} need a look: {kinds}.")

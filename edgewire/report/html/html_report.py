@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from edgewire.report.format import one_line
 from edgewire.report.html.canvas import mark_of
 from edgewire.report.html.findings import findings
 from edgewire.report.html.page_tables import (
+    confusion_table,
     nodes_table,
     runs_table,
     settings_table,
@@ -18,10 +18,11 @@ from edgewire.report.html.page_tables import (
     time_table,
 )
 from edgewire.report.html.pictures import draw_all
-from edgewire.report.html.run_data import COLOURED, ReportRuns, load, rows_of
+from edgewire.report.html.run_data import COLOURED, ReportRuns, load
 from edgewire.report.link_time import named_links
 from edgewire.report.node_table import RUNS, read_nodes
-from edgewire.report.table import Table, safe_cell
+from edgewire.report.reader import readable
+from edgewire.report.table import Table, write_csv
 
 PAGE, HISTORIES, SUMMARY = "report.html", "histories.csv", "summary.csv"
 COLUMNS = 1000  # of a CSV file
@@ -36,15 +37,13 @@ def write_histories(report: ReportRuns, path: Path) -> None:
     kept = (row for group in report.groups for rows in group.histories.values() for row in rows)
     found = (key for row in kept for key, each in row.items() if not isinstance(each, list | dict))
     heads = list(dict.fromkeys(["folder", "group", "seed", *found]))[:COLUMNS]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(map(safe_cell, heads))
-        for group in report.groups:
-            for run in group.runs:
-                about = {"folder": str(run.folder), "group": group.label, "seed": run.seed}
-                for row in rows_of(run) or []:
-                    cells = row | about
-                    writer.writerow([safe_cell(cells.get(key, "")) for key in heads])
+    rows = (
+        row | {"folder": str(run.folder), "group": group.label, "seed": run.seed}
+        for group in report.groups
+        for run in group.runs
+        for row in readable(run.history) or []
+    )
+    write_csv(path, heads, ([row.get(key) for key in heads] for row in rows))
 
 
 def write_report(
@@ -69,6 +68,7 @@ def write_report(
         tables["summary"] = main = summary_table(report)
         main.write_csv(out / SUMMARY)
         tables |= {
+            "metric": confusion_table(report.single.result) if report.single else None,
             "time": time_table(report, links),
             "nodes": nodes_table(nodes, report.metric),
             "settings": settings_table(report.coloured),

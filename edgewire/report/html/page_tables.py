@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from statistics import fmean
 from typing import Any
 
@@ -16,7 +16,7 @@ from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.metric import MainMetric
 from edgewire.report.node_table import NodeRecord, notable
 from edgewire.report.runs import ended_early, sent_bytes, whole_bytes
-from edgewire.report.runs import number as known
+from edgewire.report.summary import confusion_of
 from edgewire.report.table import (
     COLUMNS,
     Cell,
@@ -29,6 +29,7 @@ from edgewire.report.table import (
     words,
 )
 
+MOST_CLASSES = 20  # of a confusion matrix
 MOST_NODES = 500  # rows of the table of nodes
 
 
@@ -65,7 +66,7 @@ def _label(group: ReportGroup) -> Cell:
 
 def _names(report: ReportRuns) -> list[Column]:
     def name(key: str, group: ReportGroup) -> Cell:
-        text = one_line(group.name([key])[0])
+        text = one_line(group.overrides.get(key, NOTHING))
         return value_or_words(text) if key != report.keys[0] else words(text, "name", group.rank)
 
     keys = [Column(one_line(key, 60), partial(name, key), numeric=False) for key in report.keys]
@@ -108,17 +109,18 @@ def estimated(link: Network, group: ReportGroup) -> float | None:
 
     A diverged run ended too early, so its time says nothing.
     """
-    whole: list[float] = []
-    for run in group.runs:
-        if not run.diverged and sum(whole_bytes(run.result, way)[0] for way in WAYS) > 0:
-            times = seconds_over(link, group.histories[run.seed], group.first, group.settings)
-            whole += [seconds for seconds in times[-1:] if seconds is not None]
+    histories = [
+        group.histories[run.seed] for run in group.runs
+        if not run.diverged and any(whole_bytes(run.result, way)[0] > 0 for way in WAYS)
+    ]  # fmt: skip
+    times = (seconds_over(link, rows, group.first, group.settings) for rows in histories)
+    whole = [each[-1] for each in times if each and each[-1] is not None]
     return fmean(whole) if whole else None
 
 
 def time_table(report: ReportRuns, links: Mapping[str, Network]) -> Table | None:
     """Return the times of the groups over each link; None if no time is known."""
-    own = mean(lambda result: known(result.get("link_seconds")), human_seconds)
+    own = mean("link_seconds", human_seconds)
     columns = [
         Column("group", _label, numeric=False),
         Column("own link", own, help="virtual time on the run's own network, as recorded"),
@@ -129,6 +131,18 @@ def time_table(report: ReportRuns, links: Mapping[str, Network]) -> Table | None
     title = "Time of a run over its own link, and estimates for others"
     table = Table.of(columns, report.groups, "times", title).used()
     return table if len(table.columns) > 1 else None
+
+
+def confusion_table(result: Mapping[str, Any]) -> Table | None:
+    """Return the table of a run's confusion matrix; None without one, and for many classes."""
+    names, table = confusion_of(result)
+    if not 1 < len(names) <= MOST_CLASSES:
+        return None
+    columns = [Column("class", lambda row: words(row[0], "name"), numeric=False)]
+    columns += [Column(name, number(itemgetter(at), _count)) for at, name in enumerate(names, 1)]
+    rows = [(name, *row) for name, row in zip(names, table, strict=True)]
+    title = "Test samples of each class, and what the model takes them for"
+    return Table.of(columns, rows, "confusion", title)
 
 
 def _remarks(group: ReportGroup) -> Cell:
@@ -175,9 +189,6 @@ def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric) -> Table | None
     """
     shown = list({id(node): node for node in [*notable(nodes), *nodes]}.values())[:MOST_NODES]
 
-    def bad(value: float | None, form: Callable[[float], str], mark: object) -> Cell:
-        return quantity(value, form, "bad" if mark else "")
-
     def state(node: NodeRecord) -> Cell:
         if node.unanswered:
             return words("does not answer", "bad")
@@ -189,13 +200,14 @@ def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric) -> Table | None
         Column("group", lambda node: _label(node.group), numeric=False),
         Column("seed", lambda node: quantity(node.seed, "{:.0f}".format)),
         Column("state", state, numeric=False),
-        Column("mean lag", lambda node: bad(node.lag, human_seconds, node.slow),
+        Column("mean lag", lambda node: quantity(node.lag, human_seconds, "bad" * node.slow),
                help="seconds from a message to its reply"),
         Column("× usual", lambda node: quantity(node.times, _ratio),
                help="the lag, divided by that of the run's fastest quarter of nodes"),
         Column("replies", _counted("replies")),
         Column("messages", _counted("messages")),
-        Column("failures", lambda node: bad(node.failures, _count, node.failures)),
+        Column("failures",
+               lambda node: quantity(node.failures, _count, "bad" * (node.failures > 0))),
         Column("samples", _counted("samples")),
         Column(metric.name, _counted(metric.name, metric.text), help="of the node's own samples"),
         Column("bytes up", _counted("uplink_bytes", human_bytes)),
@@ -209,9 +221,6 @@ def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric) -> Table | None
 def runs_table(records: Sequence[RunRecord]) -> Table:
     """Return the table of all runs, with the command that resumes or repeats each."""
 
-    def size(way: str) -> Callable[[RunRecord], Cell]:
-        return lambda record: quantity(sent_bytes(record.row, way), human_bytes)
-
     columns = [
         Column("run", lambda record: words(str(record.folder), "name"), numeric=False),
         Column("group", lambda record: words(record.group), numeric=False),
@@ -220,8 +229,8 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
                numeric=False),
         Column("metric", lambda record: record.value or Cell(NOTHING)),
         Column("round", _counted("round")),
-        Column("bytes up", size("uplink")),
-        Column("bytes down", size("downlink")),
+        Column("bytes up", lambda each: quantity(sent_bytes(each.row, "uplink"), human_bytes)),
+        Column("bytes down", lambda each: quantity(sent_bytes(each.row, "downlink"), human_bytes)),
         Column("failures", _counted("failures")),
         Column("real time", _counted("seconds", human_seconds)),
         Column("to repeat or resume it", lambda record: words(record.command, "command"), False),

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgewire.conf.network import Network
-from edgewire.report.curves import Curve, front, mean_curve
+from edgewire.report.comparison import LINK
+from edgewire.report.curves import (
+    Axis,
+    OfRows,
+    Values,
+    all_bytes,
+    band,
+    column,
+    finish,
+    front,
+    mean_curve,
+    y_axis,
+)
 from edgewire.report.format import human_bytes, one_line
 from edgewire.report.html.canvas import Canvas, LegendEntry, mark_of, row_canvas
-from edgewire.report.html.picture_axes import (
-    Axis,
-    a_round,
-    all_bytes,
-    column,
-    density,
-    finish,
-    limit,
-)
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns
-from edgewire.report.link_time import seconds_over, speeds
+from edgewire.report.link_time import own_name, seconds_over, speeds
+from edgewire.report.metric import LOSS
 from edgewire.report.node_table import NodeRecord
-from edgewire.report.runs import Measure, by_seed, number
+from edgewire.report.runs import Row, by_seed
 from edgewire.report.style import LIGHT, PLAIN, STYLE, Ticks, name_ends, set_scale
+
+if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
+    from matplotlib.axes import Axes
 
 DIFFERENT = 20  # ends of curves that differ by this factor need a logarithmic axis
 LABEL = 48  # characters of a label above a row
@@ -43,17 +52,22 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str
     from matplotlib import rc_context
 
     with rc_context(STYLE):
-        asynchronous = any(group.asynchronous for group in report.coloured)
+        asynchronous = any("staleness" in group.first for group in report.coloured)
         unit = "round (asynchronous: reply)" if asynchronous else "round"
         rounds = Axis(unit, column("round"), log=_differ(report, "round"))
         name = report.metric.name
-        metric = Axis(report.metric.axis, column(report.metric.name, report.metric.scale))
+        metric = y_axis(name, report.metric)
+        losses = {"loss": "Test", "train_loss": "Training"} if report.single else {}
+        own = own_name(report.groups[0].settings) or LINK if report.single else ""
+        links = {own: links[own]} if own in links else links
         virtual = Axis("virtual time (s)", column("virtual_seconds"),
                        log=_differ(report, "virtual_seconds"))  # fmt: skip
         sections: dict[str, list[Canvas | None]] = {
             "metric": [
-                *(draw_front(report, way) for way in WAYS),
+                *(draw_front(report, way) for way in WAYS if not report.single),
                 draw_curves(report, "rounds", rounds, metric, f"Test {name} over rounds"),
+                *(draw_curves(report, key, rounds, y_axis(key, LOSS), f"{title} loss over rounds")
+                  for key, title in losses.items() if key != name),
             ],
             "time": [
                 draw_curves(report, "virtual_time", virtual, metric,
@@ -63,7 +77,8 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str
             "bytes": [
                 *(_bytes_a_round(report, way, rounds) for way in WAYS),
                 *(draw_parts(report, way) for way in WAYS),
-                draw_curves(report, "density", rounds, DENSITY, "Density of the updates"),
+                draw_curves(report, "density", rounds, Axis("entries sent (%)", density),
+                            "Density of the updates"),
             ],
             "nodes": node_strips(report, nodes),
         }  # fmt: skip
@@ -73,17 +88,45 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str
         return {section: drawn for section, drawn in found.items() if drawn}
 
 
-DENSITY = Axis("entries sent (%)", density)
+def a_round(total: OfRows) -> OfRows:
+    """Return the function that computes by how much a total grew per round before each row.
+
+    Of an asynchronous run this is the growth per reply. The first row has none.
+    """
+
+    def read(rows: Sequence[Row], group: ReportGroup) -> Values:
+        grown, rounds = (
+            np.diff(of(rows, group), prepend=np.nan) for of in (total, column("round"))
+        )
+        return grown / np.where(rounds > 0, rounds, np.nan)
+
+    return read
 
 
-def counter(key: str) -> Measure:
-    """Return the function that reads a number of a result, which may hold anything."""
-    return lambda result: number(result.get(key))
+def density(rows: Sequence[Row], group: ReportGroup) -> Values:
+    """Return the share of entries that the nodes sent between each row and the one before, in %."""
+    sent, whole = (
+        a_round(column(key))(rows, group) for key in ("uplink_entries", "uplink_entries_whole")
+    )
+    return 100 * sent / np.where(whole, whole, np.nan)
+
+
+def limit(axes: Axes, values: Sequence[float]) -> None:
+    """Set the range of the y axis by some values. Outliers among them are cut off."""
+    known = np.array([value for value in values if isfinite(value)])
+    if not len(known):
+        return
+    low, high = float(known.min()), float(known.max())
+    near, far = (float(value) for value in np.quantile(known, [0.02, 0.9]))
+    if high - low > 20 * (far - near) > 0:  # a run that diverged
+        low, high = near, far
+    free = max(0.05 * (high - low), 0.01 * abs(high), 1e-9)
+    axes.set_ylim(low - free, high + free)
 
 
 def _differ(report: ReportRuns, key: str) -> bool:
     """Return whether a counter at the ends of the runs differs so much that its axis is log."""
-    found = [group.mean(counter(key)) for group in report.coloured]
+    found = [group.mean(key) for group in report.coloured]
     ends = [end for end in found if end is not None and end > 0]
     return bool(ends) and max(ends) > DIFFERENT * min(ends)
 
@@ -91,13 +134,13 @@ def _differ(report: ReportRuns, key: str) -> bool:
 def draw_curves(report: ReportRuns, name: str, x: Axis, y: Axis, title: str,
                 note: str = "") -> Canvas | None:  # fmt: skip
     """Draw the mean curve of each group with its band; return None if no group has a curve."""
-    coloured = [(g, c) for g in report.coloured if (c := averaged(g, x, y))]
-    coloured = [(g, c) for g, c in coloured if len(c.x) > 1]
+    found = ((g, mean_curve(g.histories.values(), x, y, g)) for g in report.coloured)
+    coloured = [(group, curve) for group, curve in found if curve and len(curve.x) > 1]
     if not coloured:
         return None
     canvas = Canvas(name, title, note, [mark_of(group) for group, _ in coloured])
-    for group, found in coloured:
-        found.add_to(canvas.axes, **mark_of(group).line)
+    for group, curve in coloured:
+        curve.add_to(canvas.axes, **mark_of(group).line)
     if not y.log:
         limit(canvas.axes, [value for _, curve in coloured for value in curve.mean])
     finish(canvas.axes, x, y)
@@ -105,19 +148,12 @@ def draw_curves(report: ReportRuns, name: str, x: Axis, y: Axis, title: str,
     return canvas
 
 
-def averaged(group: ReportGroup, x: Axis, y: Axis) -> Curve | None:
-    """Return the mean curve of a group's runs; None if no round has x and y in all of them."""
-    seeds = (
-        zip(column("round")(rows, group), x.of(rows, group), y.of(rows, group), strict=True)
-        for rows in group.histories.values()
-    )
-    return mean_curve(seeds, log_x=x.log)
-
-
 def _over_link(report: ReportRuns, name: str, network: Network, metric: Axis) -> Canvas | None:
     axis = Axis(
         f"estimated time, {name} (s)",
-        lambda rows, group: seconds_over(network, rows, group.first, group.settings),
+        lambda rows, group: np.array(
+            seconds_over(network, rows, group.first, group.settings), dtype=np.float64
+        ),
         log=True,
     )
     title = f"Test {report.metric.name} over the estimated time, {name}"
@@ -155,10 +191,10 @@ def draw_front(report: ReportRuns, way: str) -> Canvas | None:
     for group, size, value in points:
         half, grey = None, group.rank is None
         seeds = by_seed(group.runs, metric.name, metric.scale).values()
-        bar = mean_curve([(0, 0, seed)] for seed in seeds)
-        if bar is not None and len(seeds) > 1 and not grey:
-            half = [value - bar.low, bar.high - value]
-            ends += [float(bar.low[0]), float(bar.high[0])]
+        if len(seeds) > 1 and not grey:
+            _, low, high = band(np.array([[seed] for seed in seeds]))
+            half = [value - low, high - value]
+            ends += [*low, *high]
         axes.errorbar(
             size, value, yerr=half, color=mark_of(group).line["color"], fmt="o", elinewidth=1,
             capsize=2.5, markersize=4 if grey else 6, zorder=2 if grey else 4,
@@ -166,7 +202,7 @@ def draw_front(report: ReportRuns, way: str) -> Canvas | None:
         axes.annotate(group.key, (size, value), (6, 5), textcoords="offset points", fontsize=10)
     limit(axes, ends)
     finish(axes, Axis(f"all bytes {WAYS[way]} of a run", all_bytes(way), human_bytes, log=True),
-           Axis(metric.axis, column(metric.name)))  # fmt: skip
+           y_axis(metric.name, metric))  # fmt: skip
     return canvas
 
 
@@ -176,7 +212,7 @@ def parts_of(group: ReportGroup, way: str) -> dict[str, float]:
     `way`: "uplink" or "downlink".
     """
     payload, values, indices, record, other = (
-        group.mean(counter(f"{way}_{key}")) or 0.0
+        group.mean(f"{way}_{key}") or 0.0
         for key in ("bytes", "value_bytes", "index_bytes", "header_bytes", "other_bytes")
     )
     rest = payload - values - indices

@@ -8,8 +8,11 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import dropwhile, islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from edgewire.report.curves import evenly, legend
 from edgewire.report.format import NOTHING, one_line
@@ -22,7 +25,6 @@ from edgewire.report.runs import (
     RESULT,
     SURE,
     Group,
-    Measure,
     Row,
     Run,
     ended_early,
@@ -80,27 +82,16 @@ class ReportGroup(Group):
         """The result of the first run."""
         return self.runs[0].result
 
-    @property
-    def asynchronous(self) -> bool:
-        """Whether the server applies each update when it arrives."""
-        return "staleness" in self.first
-
     @cached_property
     def task(self) -> tuple[Any, ...]:
         """What two groups must have in common so that their metrics can be compared."""
-        return (*map(self.setting, CONDITIONS), self.metric)
+        known = {**self.overrides, **self.first}
+        return (*(str(known.get(key)) for key in CONDITIONS), self.metric)
 
     @property
     def finished(self) -> bool:
         """Whether the runs are over; an unfinished run is in a group of such runs only."""
         return NOT_FINISHED not in self.overrides
-
-    @property
-    def whole(self) -> bool:
-        """Whether all runs are over, and none has diverged or ended before its planned rounds."""
-        return self.finished and not any(
-            run.diverged or ended_early(run.result) for run in self.runs
-        )
 
     @cached_property
     def settings(self) -> dict[str, str]:
@@ -109,11 +100,6 @@ class ReportGroup(Group):
             if run.folder is not None and (found := read_settings(run.folder)):
                 return with_effect(found)
         return {key: one_line(value) for key, value in self.overrides.items()}
-
-    def setting(self, key: str) -> str | None:
-        """Return a setting of the runs as text, from their result or their overrides."""
-        found = self.first.get(key, self.overrides.get(key))
-        return None if found is None else one_line(str(found))
 
     @cached_property
     def value(self) -> float | None:
@@ -128,10 +114,9 @@ class ReportGroup(Group):
     def whole_ratio(self) -> float | None:
         """Flower's bytes in both directions, divided by the bytes sent; None if unknown."""
 
-        def both(kind: int) -> Measure:
-            return lambda result: sum(whole_bytes(result, way)[kind] for way in WAYS)
-
-        return self.ratio(both(1), both(0))
+        sizes = [[whole_bytes(run.result, way) for way in WAYS] for run in self.runs]
+        sent, plain = np.sum(sizes, axis=(0, 1))
+        return float(plain / sent) if sent and plain else None
 
 
 @dataclass(frozen=True)
@@ -171,7 +156,7 @@ def load(folders: Iterable[Path]) -> ReportRuns:
             f"no run in {', '.join(map(str, tops))}: name the folder of a run or of a sweep, such "
             "as outputs/DATE/TIME or multirun/DATE/TIME"
         )
-    found = group_runs([*runs, *(run for each in unfinished if (run := run_so_far(each)))])
+    found = group_runs([*runs, *filter(None, (readable(run_so_far, each) for each in unfinished))])
     keys, labels = varying(found), labels_of(found)
     metrics = Counter(group.runs[0].metric for group in found)
     metric = metrics.most_common(1)[0][0] if metrics else ACCURACY
@@ -179,7 +164,7 @@ def load(folders: Iterable[Path]) -> ReportRuns:
     for group, label in zip(found, labels, strict=True):
         histories = {}
         for run in group.runs:
-            if (rows := rows_of(run)) is None:
+            if (rows := readable(run.history)) is None:
                 damaged.add(run.folder)
             histories[run.seed] = thinned(rows or [], run.metric.name)
         groups.append(ReportGroup(group.overrides, group.runs, label, histories))
@@ -190,14 +175,6 @@ def load(folders: Iterable[Path]) -> ReportRuns:
         *map(unfinished_record, unfinished),
     ]
     return ReportRuns(groups, keys, metric, records)
-
-
-def rows_of(run: Run) -> list[Row] | None:
-    """Return a run's history; None if it cannot be read."""
-    try:
-        return run.history()
-    except (ResultsError, OSError):
-        return None
 
 
 def labels_of(groups: Sequence[Group]) -> list[str]:
@@ -240,7 +217,8 @@ def reference_of(group: ReportGroup, groups: Sequence[ReportGroup]) -> ReportGro
     """
     if (own := group.whole_ratio) is None or not group.finished:
         return None
-    same = [g for g in groups if g.task == group.task and g.value is not None and g.whole]
+    same = [g for g in groups if g.task == group.task and g.value is not None and g.finished]
+    same = [g for g in same if not any(r.diverged or ended_early(r.result) for r in g.runs)]
     ratios = [(r, g) for g in same if (r := g.whole_ratio) is not None]
     lowest = min((ratio for ratio, _ in ratios), default=own)
     if own < LESS * lowest:
@@ -320,39 +298,35 @@ def unfinished_record(folder: Path) -> RunRecord:
 
 
 def run_so_far(folder: Path) -> Run | None:
-    """Return what an unfinished run has done so far; None if its files do not tell it.
+    """Return what an unfinished run has done so far; None if it has sent nothing.
 
     Its result is the last row of its history. The key `NOT_FINISHED` is among its overrides.
+    Raises `OSError`, `ValueError` and `ResultsError` for damaged files.
     """
-    try:
-        overrides = read_overrides(folder)
-        result = read_result(folder) if (folder / RESULT).exists() else {}
-        last = _last_row(folder)
-        metric = main_of(result) if result else metric_in(last)
-        rows = read_history(folder / HISTORY, metric.name)
-        if len(rows) < 2:  # nothing has been sent
-            return None
-        known = next((r for r in reversed(rows) if r.get(metric.name) is not None), {})
-        told = {"metrics": {metric.name: metric._asdict()}} if metric.name != "loss" else {}
-        found = {
-            **dict.fromkeys(SURE, 0),
-            "seed": int(overrides.get("seed", 0)),
-            **told,
-            **rows[-1],
-            metric.name: known.get(metric.name),
-            **result,
-        }
-        expect_result(found)
-    except (OSError, ValueError, KeyError, TypeError, ResultsError):
+    overrides = read_overrides(folder)
+    result = read_result(folder) if (folder / RESULT).exists() else {}
+    metric = main_of(result) if result else metric_in(_last_row(folder))
+    rows = read_history(folder / HISTORY, metric.name)
+    if len(rows) < 2:
         return None
+    known = next((r for r in reversed(rows) if r.get(metric.name) is not None), {})
+    told = {"metrics": {metric.name: metric._asdict()}} if metric.name != "loss" else {}
+    found = {
+        **dict.fromkeys(SURE, 0),
+        "seed": int(overrides.get("seed", 0)),
+        **told,
+        **rows[-1],
+        metric.name: known.get(metric.name),
+        **result,
+    }
+    expect_result(found)
     return Run({**with_effect(overrides), NOT_FINISHED: "yes"}, found, lambda: rows, folder)
 
 
 def metric_in(row: Row) -> MainMetric:
     """Return the main metric of a run without a result: the first name after `loss` in a row."""
-    names = list(row)
-    after = names[names.index("loss") + 1 :] if "loss" in names else []
-    name = after[0] if after else LOSS.name
+    after = dropwhile("loss".__ne__, row)
+    name = next(islice(after, 1, None), LOSS.name)
     odd = row.get(name) is not None and number(row[name]) is None
     if odd or name in HISTORY_NUMBERS or not fit_to_show(name):
         return LOSS

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from edgewire.report.runs import Row, dotted
+from edgewire.report.runs import Row, dotted, number
 
 Ended = Literal["finished", "diverged", "interrupted", "failed"]
 STEPS = ("round", "rounds")  # the step of a row, and the number of steps: no metrics
@@ -89,16 +88,10 @@ def grouped(row: Row) -> dict[str, float]:
         return "bytes" if "_bytes" in key else "time" if "seconds" in key else "metrics"
 
     pairs = dotted({key: value for key, value in row.items() if key not in STEPS}, "/")
-    return {f"{group(key)}/{key}": value for key, value in _numbers(pairs)}
+    return {f"{group(key)}/{key}": float(n) for key, v in pairs if (n := number(v)) is not None}
 
 
 def final(result: Row) -> dict[str, float]:
     """Return the numbers of a result as `result/KEY`, without its lists."""
-    pairs = ((key, value) for key, value in result.items() if key not in STEPS)
-    return {f"result/{key}": value for key, value in _numbers(pairs)}
-
-
-def _numbers(pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, float]]:
-    for key, value in pairs:
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            yield key, float(value)
+    found = ((key, number(value)) for key, value in result.items() if key not in STEPS)
+    return {f"result/{key}": float(value) for key, value in found if value is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from edgewire.report.loggers import Ended, LoggedRun, Logger
 from edgewire.report.reader import lines_of, open_file, row_in
 from edgewire.report.runs import HISTORY, Row
+from edgewire.report.table import write_csv
 
 
 class Csv(Logger):
@@ -36,10 +36,7 @@ class Csv(Logger):
         """Write the table, and replace an earlier one."""
         columns = dict.fromkeys(key for row in self._rows() for key in row)
         partial = self._file.with_name(f"{self._file.name}.part")
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(columns))
-            writer.writeheader()
-            writer.writerows(self._rows())
+        write_csv(partial, columns, ([row.get(key) for key in columns] for row in self._rows()))
         os.replace(partial, self._file)
 
     def _rows(self) -> Iterator[Row]:

@@ -110,7 +110,8 @@ def logging_run(loggers: Mapping[str, Logger], run: LoggedRun) -> Iterator[None]
         for each in begun:
             each.finish("failed", {})
         raise
-    thread = _Follower(run.folder, begun)
+    over = threading.Event()
+    thread = threading.Thread(target=_follow, args=(run.folder, begun, over), daemon=True)
     thread.start()
     ended: Ended = "failed"
     try:
@@ -121,7 +122,12 @@ def logging_run(loggers: Mapping[str, Logger], run: LoggedRun) -> Iterator[None]
         raise
     finally:
         result = readable(read_result, run.folder) or {}
-        thread.end(how_ended(ended, result), result)
+        for each in begun:
+            each.end = how_ended(ended, result), result
+        over.set()
+        thread.join(LAST)
+        if thread.is_alive():
+            log.warning("the loggers take too long to end: the last rows may lack")
 
 
 def how_ended(ended: Ended, result: Row) -> Ended:
@@ -135,36 +141,19 @@ def how_ended(ended: Ended, result: Row) -> Ended:
     return "finished"
 
 
-class _Follower(threading.Thread):
-    """Passes the new rows of a run's history to its loggers, once a second until the run's end."""
-
-    def __init__(self, folder: Path, loggers: Sequence[_Begun]) -> None:
-        super().__init__(name="loggers", daemon=True)
-        self._loggers = loggers
-        self._tail = GrowingFile(folder / HISTORY)
-        self._over = threading.Event()
-        self._end: tuple[Ended, Row] = "failed", {}
-
-    def end(self, ended: Ended, result: Row) -> None:
-        """Let the thread log the last rows and finish the logs; wait for that, but not for ever."""
-        self._end = ended, result
-        self._over.set()
-        self.join(LAST)
-        if self.is_alive():
-            log.warning("the loggers take too long to end: the last rows may lack")
-
-    def run(self) -> None:
-        over = False
-        while not over:
-            over = self._over.wait(OFTEN)
-            rows = []
-            with suppress(OSError, ValueError):  # the file cannot be read now: the next look may
-                rows = [row for line in self._tail.lines() if (row := row_in(line))]
-            # those that have failed come last: they may wait for a server that does not answer
-            for each in sorted(self._loggers, key=lambda each: each.failed):
-                each.log(rows)
-                if over:
-                    each.finish(*self._end)
+def _follow(folder: Path, loggers: Sequence[_Begun], over: threading.Event) -> None:
+    """Pass the new rows of a run's history to its loggers, once a second until the run's end."""
+    tail, ended = GrowingFile(folder / HISTORY), False
+    while not ended:
+        ended = over.wait(OFTEN)
+        rows = []
+        with suppress(OSError, ValueError):  # the file cannot be read now: the next look may
+            rows = [row for line in tail.lines() if (row := row_in(line))]
+        # those that have failed come last: they may wait for a server that does not answer
+        for each in sorted(loggers, key=lambda each: each.failed):
+            each.log(rows)
+            if ended:
+                each.finish(*each.end)
 
 
 class _Begun:
@@ -172,8 +161,10 @@ class _Begun:
 
     Its state in the run's folder holds the round of the last logged row. So rows are not logged
     twice, when a resumed run repeats rounds after its checkpoint. `failed`: whether it has failed.
-    Raises `LoggerError` if the logger cannot begin.
+    `end`: how the run ended, and its result. Raises `LoggerError` if the logger cannot begin.
     """
+
+    end: tuple[Ended, Row] = "failed", {}
 
     def __init__(self, name: str, logger: Logger, run: LoggedRun) -> None:
         self._name, self._logger = name, logger

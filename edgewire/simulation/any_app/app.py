@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
-import tomli
 from flwr.app import UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common.config import flatten_dict, fuse_dicts, parse_config_args, validate_config
@@ -132,10 +131,7 @@ def _parsed(overrides: list[str]) -> UserConfig:
             raise UsageError(f"--run-config: cannot read {left!r}: give KEY=VALUE KEY=VALUE")
     try:
         return cast(UserConfig, parse_config_args(overrides))
-    except OSError as error:
-        raise UsageError(f"--run-config: {error.filename}: {error.strerror}") from error
-    except click.ClickException as error:
-        reason = one_line(str(error.__cause__))
-        raise UsageError(f"--run-config: {reason}; text needs quotes: name='\"text\"'") from error
-    except (ValueError, tomli.TOMLDecodeError) as error:
-        raise UsageError(f"--run-config: {one_line(str(error))}") from error
+    except (OSError, ValueError, click.ClickException) as error:
+        hint = "; text needs quotes: name='\"text\"'" if error.__cause__ else ""
+        reason = one_line(str(error.__cause__ or error))
+        raise UsageError(f"--run-config: {reason}{hint}") from error

@@ -8,7 +8,6 @@ from copy import copy, deepcopy
 from dataclasses import dataclass
 from itertools import groupby
 from logging import ERROR
-from typing import NamedTuple
 
 from flwr.app import Error, Message, RecordDict
 from flwr.app.message.message import make_message
@@ -38,13 +37,6 @@ class Counts:
     up_bytes: int = 0
 
 
-class Open(NamedTuple):
-    """A message without a reply so far; `expires`: virtual seconds."""
-
-    message: Message
-    expires: float
-
-
 class GuestGrid(GridWrapper):
     """A `LocalGrid` with the guarantees of Flower's own grids, on which any app may rely.
 
@@ -59,7 +51,7 @@ class GuestGrid(GridWrapper):
     def __init__(self, grid: LocalGrid, run: Run) -> None:
         self.counts = Counts()
         self._grid, self._run = grid, run
-        self._open: dict[str, Open] = {}
+        self._open: dict[str, tuple[Message, float]] = {}  # unanswered; when each expires
         self._there: dict[str, Message] = {}  # message id -> arrived reply that is not fetched yet
         self._turn = threading.Condition()
         self._threads = set[int]()  # ids of the threads that have sent or pulled
@@ -130,7 +122,7 @@ class GuestGrid(GridWrapper):
         for life, group in groupby(copies, key=lambda message: message.metadata.ttl):
             alike = list(group)
             self._grid.push_messages(alike, min(ttl, life))
-            self._open |= {m.metadata.message_id: Open(m, now + life) for m in alike}
+            self._open |= {m.metadata.message_id: (m, now + life) for m in alike}
         self._pushes += 1
         return _named_alike(messages, copies)
 
@@ -210,7 +202,7 @@ class GuestGrid(GridWrapper):
             waited = {
                 i: self._open[i] for ids, _ in self._calls.values() for i in ids if i in self._open
             }
-            until = min(entry.expires for entry in waited.values())
+            until = min(expires for _, expires in waited.values())
             until = min(until, *(deadline for _, deadline in self._calls.values()))
             for reply in self._grid.pull_before(waited, until):
                 self._there[reply.metadata.reply_to_message_id] = reply

@@ -17,7 +17,8 @@ from edgewire.machine.errors import Ended, EngineError, Parser, UsageError
 from edgewire.machine.processes import orderly_exit
 from edgewire.machine.proxies import keep_loopback_direct
 from edgewire.simulation.any_app.app import App, read_app
-from edgewire.simulation.any_app.run import Outcome, run_app
+from edgewire.simulation.any_app.grid import GuestGrid
+from edgewire.simulation.any_app.run import run_app
 
 STOPPED = 130  # exit code after Ctrl-C
 
@@ -74,7 +75,7 @@ def main(began: float) -> int:
             given = parse_arguments()
             network = _network(given.network)
             app = read_app(given.path, given.run_config)
-            outcome = run_app(
+            grid = run_app(
                 app, nodes=given.nodes, workers=given.workers, network=network, seed=given.seed
             )
     except EngineError as error:
@@ -88,23 +89,23 @@ def main(began: float) -> int:
             file=sys.stderr,
         )
         return cast(int, stop.code) if isinstance(stop, Ended) else STOPPED
-    print(summary(app, given, outcome, time.monotonic() - began))
-    if outcome.counts.failed and not outcome.counts.answered:
+    print(summary(app, given, grid, time.monotonic() - began))
+    if grid.counts.failed and not grid.counts.answered:
         print("error: not one reply was of use: each node failed, see the log", file=sys.stderr)
         return 1
     return 0
 
 
-def summary(app: App, given: argparse.Namespace, outcome: Outcome, seconds: float) -> str:
+def summary(app: App, given: argparse.Namespace, grid: GuestGrid, seconds: float) -> str:
     """Return the summary: the app and its nodes, the time and the traffic, one line each."""
-    counts = outcome.counts
-    unfetched = f", {outcome.unfetched_bytes:,} up that the ServerApp never got"
+    counts = grid.counts
+    unfetched = f", {grid.unfetched_bytes:,} up that the ServerApp never got"
     lines = {
         "app": f"{app.name} {app.version}, {given.nodes} nodes, seed {given.seed}",
-        "virtual": f"{outcome.virtual_seconds:.2f} s, network {given.network}",
+        "virtual": f"{grid.now:.2f} s, network {given.network}",
         "messages": f"{counts.sent} sent, {counts.answered} answered, {counts.failed} failed",
         "bytes": f"{counts.down_bytes:,} down, {counts.up_bytes:,} up"
-        + (unfetched if outcome.unfetched_bytes else ""),
+        + (unfetched if grid.unfetched_bytes else ""),
         "real": f"{seconds:.1f} s",
     }
     return "\n".join(f"{name:<10} {value}" for name, value in lines.items())

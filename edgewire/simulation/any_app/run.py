@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import ERROR
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 from flwr.app import Context
 from flwr.server.client_manager import SimpleClientManager
@@ -20,7 +20,7 @@ from edgewire.conf.network import Network
 from edgewire.machine.errors import EngineError
 from edgewire.machine.job import Job
 from edgewire.simulation.any_app.app import App
-from edgewire.simulation.any_app.grid import Counts, GuestGrid
+from edgewire.simulation.any_app.grid import GuestGrid
 from edgewire.simulation.any_app.node import GuestNode, seeded
 from edgewire.simulation.grid import LocalGrid
 from edgewire.simulation.local import run_local
@@ -28,19 +28,8 @@ from edgewire.simulation.stall import expect_nodes
 from edgewire.task.errors import described
 
 
-class Outcome(NamedTuple):
-    """The totals of a run: its virtual seconds, and the counts of messages, replies and bytes.
-
-    `unfetched_bytes`: bytes of the replies that the ServerApp did not get.
-    """
-
-    virtual_seconds: float
-    counts: Counts
-    unfetched_bytes: int
-
-
-def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) -> Outcome:
-    """Run an app to its end, in this process and its worker processes.
+def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) -> GuestGrid:
+    """Run an app to its end, in this process and its workers; return the grid with its counts.
 
     `workers`: the number of processes for the nodes. 0: one per core. 1: the nodes run in this
     process. This process imports the app's modules. Raises `UsageError` for an app that cannot be
@@ -77,8 +66,7 @@ def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) 
     )
     sys.stdout.flush()  # else each forked process would print the buffer again
     run_local(job, workers=workers)
-    grid = grids[0]
-    return Outcome(grid.now, grid.counts, grid.unfetched_bytes)
+    return grids[0]
 
 
 @contextmanager

@@ -17,8 +17,7 @@ from edgewire.machine.errors import Ended
 
 log = logging.getLogger("edgewire")
 
-
-KINDS = {ArrayRecord, ConfigRecord, MetricRecord}
+KINDS = (ArrayRecord, ConfigRecord, MetricRecord)
 Answering = Callable[[Message, Context], Message]  # the type of a ClientApp
 
 
@@ -101,10 +100,8 @@ class NodeHost:
 
 
 def _is_content(content: Any) -> bool:
-    if not isinstance(content, RecordDict):
-        return False
-    kinds = {*map(type, values_of(content).values())}
-    return kinds <= KINDS or all(issubclass(kind, tuple(KINDS)) for kind in kinds)
+    is_dict = isinstance(content, RecordDict)
+    return is_dict and all(isinstance(each, KINDS) for each in values_of(content).values())
 
 
 def raised(reason: str) -> Error:

@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Protocol
 
 from flwr.app import Message, RecordDict
 
-from edgewire.compression.flower.records import content_of, filled, values_of
+from edgewire.compression.flower.records import content_of, filled, values_of, with_content
 from edgewire.machine.errors import EngineError
 from edgewire.machine.own_package import found_first
 from edgewire.simulation.workers.channel import Channel, Folders
@@ -81,7 +81,14 @@ class InProcess:
         message, anew = self._queue.popleft()
         if anew:
             self._host.forget(message.metadata.dst_node_id)
-        yield self._host.answer(_private(message))[0]
+        content = filled(RecordDict, values_of(content_of(message)))  # others may share the content
+        yield self._host.answer(with_content(message, content))[0]
+
+    def tend(self) -> None:
+        """Do nothing: this pool has no workers."""
+
+    def close(self) -> None:
+        """Do nothing: this pool has no process to end."""
 
     def drain(self) -> Iterator[Message]:
         """Answer all queued messages; yield the replies."""
@@ -95,18 +102,6 @@ class InProcess:
     def load(self, states: Mapping[int, RecordDict]) -> None:
         """Load the nodes' states."""
         self._host.load(states)
-
-    def tend(self) -> None:
-        """Do nothing: this pool has no workers."""
-
-    def close(self) -> None:
-        """Do nothing: this pool has no process to end."""
-
-
-def _private(message: Message) -> Message:
-    """Return a message with a copy of its content, because other messages may share the content."""
-    content = filled(RecordDict, values_of(content_of(message)))
-    return message_of(content, message.__dict__["_metadata"])
 
 
 @dataclass
@@ -159,7 +154,7 @@ class Processes:
         self._feed_all()
         wanted = min(BULK, len(self._queue) // 2) if in_bulk else 1
         while len(self._replies) < max(wanted, 1) and self._queue.under_way:
-            self._receive(wait=True)
+            self._receive(block=True)
         while self._replies:
             yield self._replies.popleft()
 
@@ -195,12 +190,12 @@ class Processes:
 
     def tend(self) -> None:
         """Take the replies that are ready; send queued messages to workers with room for them."""
-        self._receive(wait=False)
+        self._receive(block=False)
         self._feed_all()
 
-    def _receive(self, wait: bool) -> None:
+    def _receive(self, block: bool) -> None:
         """Take the replies that are ready, or wait for one; send new messages to their workers."""
-        for key, _ in self._ready.select(None if wait else 0):
+        for key, _ in self._ready.select(None if block else 0):
             index: int = key.data
             try:
                 metadata, content, has_state = self._workers[index].replies.receive()
@@ -217,20 +212,15 @@ class Processes:
 
     def close(self) -> None:
         """End all workers."""
+        for worker in self._workers:
+            self._end(worker)
         self._ready.close()
-        for worker in self._workers:
-            worker.connection.close()
-            worker.process.kill()  # a worker ignores other signals, and its work is not needed
-            end_group(worker.process.pid)
-        for worker in self._workers:
-            worker.process.join()
         self._folders.close()
 
     def _start(self, index: int, states: Mapping[int, RecordDict] | None = None) -> _Worker:
         here, there = self._mp.Pipe()
-        others = [w.connection for w in self._workers] + [here]
         forks = self._mp.get_start_method() == "fork"
-        others = others if forks else []
+        others = [*(w.connection for w in self._workers), here] if forks else []
         self._started += 1
         folders, names = self._folders.paths, (f"in-{self._started}", f"out-{self._started}")
         process = self._mp.Process(
@@ -282,23 +272,22 @@ class Processes:
     def _revive(self, index: int) -> None:
         """Replace a dead worker; answer its messages with errors."""
         worker = self._workers[index]
-        end_group(worker.process.pid)  # before `join` frees its process id for reuse
-        worker.process.join(timeout=5)
+        end_group(worker.process.pid)
+        wait([worker.process.sentinel], timeout=5)  # it may still be ending
+        self._end(worker)
         reason = f"its worker process died (exit code {worker.process.exitcode})"
         log.warning("worker %d: %s; started anew", index, reason)
         self._replies += [unavailable(m, reason) for m in worker.inflight.values()]
         self._queue.died(index, worker.inflight.values())
-        self._end(worker)
         self._workers[index] = self._start(index)
         self._feed_all()
 
     def _end(self, worker: _Worker) -> None:
-        """End a worker, dead or alive, before a new worker replaces it."""
+        """End a worker, dead or alive, and remove its files."""
         self._ready.unregister(worker.connection)
         worker.connection.close()
-        if worker.process.exitcode is None:
-            worker.process.kill()
-            end_group(worker.process.pid)
+        worker.process.kill()  # a worker ignores other signals, and its work is not needed
+        end_group(worker.process.pid)  # before `join` frees its process id for reuse
         worker.process.join()
         for channel in (worker.messages, worker.replies):
             channel.remove()

@@ -31,7 +31,7 @@ from edgewire.task.tables.read import (
 )
 from edgewire.task.tables.survey import LEAST_ROWS, Survey
 from edgewire.task.tables.transform import TableTransform
-from edgewire.task.tensors import Tensors, count, leaves
+from edgewire.task.tensors import count
 from edgewire.task.tensors import rows as rows_between
 from edgewire.task.transforms import Standardize
 
@@ -185,8 +185,6 @@ def _data(
 ) -> Data:
     """Return the data of rows; those from `cut` on are for testing; None: a share of them is."""
     inputs, targets = inputs_of(rows, columns), targets_of(rows, columns)
-    if on_device:
-        _warn_of_unknown(rows, columns, inputs)
     if targets is None:
         expect_there(rows.place, rows.names, [each.name for each in columns.target], "target")
     groups, names = (None, ()) if columns.group is None else _groups(rows, columns.group)
@@ -202,19 +200,6 @@ def _data(
         class_names=columns.classes,
     )
     return replace(data, columns=columns, group_names=names)
-
-
-def _warn_of_unknown(rows: Rows, columns: Columns, inputs: Tensors) -> None:
-    """Log the share of the values of each category that the run's columns lack."""
-    scalars = [each for each in columns.features if each.kind != "window"]
-    shares = (leaves(inputs)[0] < 0).double().mean(0).tolist() if scalars else []
-    found = [
-        f"{100 * share:.2g} % of {each.name} is unknown"
-        for each, share in zip(scalars, shares, strict=True)
-        if share and each.kind == "category"
-    ]
-    if found:
-        log.warning("%s: %s", rows.place, listed(found))
 
 
 def without_rows(text: str) -> Data:

@@ -64,14 +64,14 @@ def inputs_of(source: Any, columns: Columns) -> Tensors:
                 channels.append(windows(rows, found, column.length))
                 continue
             matrix.append(values_of(rows, found, column))
-            if column.kind == "category" and (count := (matrix[-1] == -1).sum()):
-                unknown.append(f"{count / len(found):.1%} of {column.name}")
+            if column.kind == "category" and (share := (matrix[-1] == -1).mean()):
+                unknown.append(f"{100 * share:.2g} % of {column.name} is unknown")
         except OddCells as odd:
             wrong.append(f"{column.name} has {odd}, and a {column.kind} is taken")
     if wrong:
         raise TaskError(f"{rows.place}: {listed(wrong, 5, '; ')}")
     if unknown:
-        log.warning("%s: no training row has these texts: %s", rows.place, listed(unknown))
+        log.warning("%s: %s", rows.place, listed(unknown))
     tensors = [torch.from_numpy(np.stack(each, 1)) for each in (matrix, channels) if each]
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 

@@ -5,10 +5,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from edgewire.conf.sweeper import jobs_of, split_case
+from edgewire.conf.sweeper import jobs_of
 from edgewire.report.runs import WITHOUT_EFFECT, in_order
 from papers.make.definitions import BenchmarkTable, read_definitions
 from papers.make.measured import measured_file, read_measured
@@ -133,9 +132,7 @@ def seeds_of_jobs(sweeper, beside=""):
     """Return the seeds of the sweeper's jobs, by their overrides in the form of a definition."""
     given = dict(word.split("=", 1) for word in beside.split())
     found = {}
-    parse = OverridesParser.create().parse_overrides
-    cases = [parse(split_case(case)) for case in sweeper.get("cases", [""])]
-    for words in jobs_of(cases, [], []):  # ~key=null removes a key
+    for words in jobs_of({"cases": sweeper.get("cases", [""])}, []):  # ~key=null removes a key
         overrides = dict(word.lstrip("+").split("=", 1) for word in words)
         params = sweeper.get("params", {}).items()
         free = {k: str(values).split(",") for k, values in params if k not in overrides}

@@ -67,7 +67,7 @@ def stages_of(config, cuts, make=model_of):
         names = [name for name in states if "num_batches" in name]
         assert all(int(states[name]) == 0 for name in names)
         beside = {name: np.zeros_like(array) for name, array in stage.beside().items()}
-        stage.begin({"segment": vector.numpy().copy()}, beside)
+        stage.load({"segment": vector.numpy().copy()}, beside)
         found.append(stage)
     return found
 
@@ -212,7 +212,7 @@ def test_a_stage_resumes_from_its_copy_unchanged(module):
 
     work(one, range(3))
     other = Stage(config, data, one.place)
-    other.begin({name: a.copy() for name, a in one.arrays(whole=True).items()}, one.beside())
+    other.load({name: a.copy() for name, a in one.arrays(whole=True).items()}, one.beside())
     work(one, range(3, 6))
     work(other, range(3, 6))
     expect_same(one.arrays(whole=True), other.arrays(whole=True))

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from edgewire.report.curves import Axis, all_bytes, column, mean_curve
 from edgewire.report.estimate import estimate
 from edgewire.report.format import one_line
 from edgewire.report.html.canvas import inline
-from edgewire.report.html.picture_axes import Axis, a_round, all_bytes, column, density
-from edgewire.report.html.pictures import averaged, parts_of
+from edgewire.report.html.pictures import a_round, density, parts_of
 from edgewire.report.html.run_data import load, reference_of, thinned
 from edgewire.report.link_time import own_links
 from edgewire.report.node_table import not_answering, notable, read_nodes
@@ -24,22 +24,24 @@ def test_bands_say_what_the_seeds_allow_until_the_shortest_run_ends(seeds, tmp_p
         values = (0.1, None, ENDS[seed], *[0.9] * (seed == 1))
         add_run(tmp_path / str(seed), f"x=1 seed={seed}", values)
     (group,) = load([tmp_path]).groups
-    found = averaged(group, Axis("", column("round")), Axis("", column("accuracy")))
+    rows, up = group.histories.values(), Axis("", column("accuracy"))
+    found = mean_curve(rows, Axis("", column("round")), up)
     assert list(found.x) == [0, 2]
     known = estimate(ENDS[:seeds])
     assert found.mean[-1] == pytest.approx(known.mean)
     ends = {1: (0.7, 0.7), 2: (0.7, 0.8)}
     ends[3] = known.mean - (known.half or 0), known.mean + (known.half or 0)
     assert (found.low[-1], found.high[-1]) == pytest.approx(ends[seeds])
-    found = averaged(group, Axis("", column("round"), log=True), Axis("", column("accuracy")))
+    found = mean_curve(rows, Axis("", column("round"), log=True), up)
     assert list(found.x) == [2]
 
 
 def test_bytes_and_density_are_those_between_rows(tmp_path):
     add_run(tmp_path, "x=1 seed=0")
     (group,) = load([tmp_path]).groups
-    assert a_round(all_bytes("uplink"))(group.histories[0], group) == [None, 10_000, 10_000]
-    assert density(group.histories[0], group) == [None, 1.0, 1.0]
+    rows = group.histories[0]
+    assert [*a_round(all_bytes("uplink"))(rows, group)][1:] == [10_000, 10_000]
+    assert [*density(rows, group)] == pytest.approx([np.nan, 1.0, 1.0], nan_ok=True)
 
 
 def test_a_group_is_compared_with_the_uncompressed_one_most_like_it(tmp_path):

@@ -64,9 +64,9 @@ def test_a_toml_file_is_accepted(app, tmp_path):
         (["rounds=4 rate"], "cannot read 'rate'"),
         (["name=plain"], "text needs quotes"),
         (["rate=[1,2]"], "needs to be of type"),
-        (["/nowhere/config.toml"], "/nowhere/config.toml: No such file"),
+        (["/nowhere/config.toml"], "No such file or directory: '/nowhere/config.toml'"),
         (["rounds=3", "config.toml"], "cannot be passed alongside"),
-        (["pyproject.toml"], "pyproject.toml: No such file"),
+        (["pyproject.toml"], "No such file or directory: 'pyproject.toml'"),
     ],
 )
 def test_impossible_options_are_refused_in_one_line(app, tmp_path, monkeypatch, words, part):

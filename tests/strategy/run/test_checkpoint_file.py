@@ -35,7 +35,7 @@ def test_the_last_checkpoint_stays_until_the_next_is_complete(tmp_path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint_file.FILE]
 
 
-HUGE = json.dumps({checkpoint_file.MARK: checkpoint_file.FORMAT, "parts": [["a", 9e99, ""]]})
+HUGE = json.dumps({checkpoint_file.MARK: checkpoint_file.FORMAT, "parts": [["a", 9e99]]})
 
 
 def test_another_version_of_the_format_is_named(tmp_path):

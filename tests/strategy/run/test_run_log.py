@@ -86,7 +86,7 @@ def test_rows_wait_while_the_disk_is_full_and_are_written_later(spaces, saved):
         assert rounds_in(folder) == list(range(11))
         resumed = RunLog(folder, Classification(), anew=False)
         resumed.load(state)
-        for number in range(state.last.value["round"] + 1, 12):
+        for number in range(state.last["round"] + 1, 12):
             resumed.add(row(number))
         resumed.finish({}, WEIGHTS)
         assert rounds_in(folder) == list(range(12))

@@ -31,6 +31,9 @@ FORMS = {
     'a,b\n"1,234",x\n': ("a b", ["1,234"]),
     'a,b\n"1,5",x\n': ("a b", [1.5]),
     "a;b\n1.5;x\n": ("a b", [1.5]),
+    "a;b\n32,8;4.738\n7,1;200\n": ("a b", [32.8, 7.1]),  # whole thousands beside fractions
+    "a;b\n32.8;4,738\n7.1;200\n": ("a b", [32.8, 7.1]),
+    "a;b\n1,234;x\n": ("a b", [1.234]),
 }
 
 
@@ -48,9 +51,20 @@ def test_the_form_of_a_file_is_guessed(text, tmp_path):
         assert [float(v) if v not in (None, "1,234") else v for v in numbers] == first
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252", "utf-16"])
+def test_a_file_of_another_encoding_is_read_and_named(encoding, tmp_path, caplog):
+    rows = 40_000 * ["1,5;plain"] + ["2;ü"]  # more than the part by which the form is guessed
+    (tmp_path / "t.csv").write_bytes("\n".join(["größe;b", *rows]).encode(encoding))
+    rows = read(tmp_path / "t.csv", Reading())
+    assert rows.names == ["größe", "b"]
+    last = rows.table.slice(39_999).to_pydict()
+    assert last == {"größe": [1.5, 2.0], "b": ["plain", "ü"]}
+    assert ("is read as" in caplog.text) == (not encoding.startswith("utf-8"))
+
+
 def test_each_guess_can_be_given(tmp_path):
     (tmp_path / "t.txt").write_text("né:1,5\nà:-\n")
-    given = Reading(":", ",", ("-",), False)
+    given = Reading(":", "comma", ("-",), False)
     rows = read(tmp_path / "t.txt", given)
     assert rows.table.to_pydict() == {"column1": ["né", "à"], "column2": [1.5, None]}
     (tmp_path / "t.xlsx").write_bytes(b"PK\3\4 anything")

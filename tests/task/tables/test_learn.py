@@ -12,7 +12,7 @@ from edgewire.task.datasets.table import table, without_rows
 from edgewire.task.errors import MissingOption, NoData, TaskError
 from edgewire.task.tables.columns import Columns, Reading
 from edgewire.task.tables.learn import Problem, Problems, Wishes
-from edgewire.task.tables.read import inputs_of, targets_of
+from edgewire.task.tables.read import ids_of, inputs_of, rows_of, targets_of
 
 ROWS = 60
 random = np.random.default_rng(0)
@@ -129,7 +129,7 @@ WRONG = {
     "dates as a target": ({"target": "day"}, "day: cells of date32.*name another"),
     "one class": ({"target": "one"}, "one class only"),
     "an unknown class": ({"classes": ["no", "maybe"]}, "'yes' is no known class"),
-    "a wrong delimiter": ({"delimiter": "tabs"}, "or tab or space"),
+    "a wrong delimiter": ({"delimiter": "tabs"}, "a word: tab, space"),
     "a wrong decimal": ({"decimal": ";"}, "dataset.decimal"),
     "a broken kind": ({"kinds": {"plan": "number"}}, '"plus" in row 1 and 59 more'),
     "a broken date": ({"kinds": {"plan": "%d.%m.%Y"}}, "no date|date"),
@@ -189,6 +189,31 @@ def test_columns_hold_no_references_and_keep_what_the_user_said_of_files():
     columns = Columns((), group="${lr} ???", reading=reading)
     assert "${" not in columns.to_json()
     assert Columns.from_json(columns.to_json()) == columns
+
+
+def test_dates_as_texts_are_those_of_a_file(tmp_path):
+    """A file's dates and a frame's, which are texts there, are the same inputs, in both ways."""
+    days = [f"{1 + row % 28:02d}.0{1 + row % 9}.2024" for row in range(ROWS)]
+    iso = [f"2024-0{1 + row % 9}-{1 + row % 28:02d} 10:30:00" for row in range(ROWS)]
+    columns = {**GOOD, "day": days, "at": iso}
+    frame = pandas.DataFrame(columns)
+    frame.to_parquet(tmp_path / "t.parquet")  # texts stay texts there
+    files = [file_of(tmp_path, columns), str(tmp_path / "t.parquet")]
+    learned = [table(each, "churn").columns for each in files]
+    kinds = [[(c.name, c.kind) for c in each.features[-2:]] for each in learned]
+    assert kinds == 2 * [[("day", "date"), ("at", "time")]]
+    found = [inputs_of(each, c) for c in learned for each in (*files, frame)]
+    assert all(torch.equal(found[0], each) for each in found[1:])
+
+
+def test_new_rows_have_ids_and_unknown_texts_are_named(tmp_path, caplog):
+    columns = {**GOOD, "key": [f"0{row}" for row in range(ROWS)]}
+    data = table(file_of(tmp_path, columns), "churn", skip=["key"])
+    new = {**columns, "plan": ["x"] * 2 + [*columns["plan"][2:]]}
+    rows = rows_of(file_of(tmp_path, new), data.columns, ["key"])
+    assert ids_of(rows, data.columns) == ("key", columns["key"])
+    inputs_of(rows, data.columns)
+    assert "3.3 % of plan is unknown" in caplog.text
 
 
 def test_groups_are_numbered_by_name(tmp_path):

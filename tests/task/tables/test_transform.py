@@ -80,6 +80,12 @@ def assert_same_columns(found, expected):
 def written(path, form, given):
     if form == "semicolons":
         given.to_csv(path, sep=";", decimal=",", index=False)
+    elif form == "erp":  # 4.738,12 and dates and umlauts, as German programs and Excel write them
+        texts = given.replace("good", "größer")
+        for name in ("months", "amount", "year"):
+            texts[name] = [f"{each:,.15g}".translate(SWAPPED) for each in given[name]]
+        texts = texts.replace("nan", "")
+        texts.to_csv(path, sep=";", index=False, encoding="cp1252")
     elif form == "spaces":  # the raw German credit file: no names, no missing values
         given.to_csv(path, sep=" ", index=False, header=False)
     elif form == "tabs":
@@ -92,7 +98,15 @@ def written(path, form, given):
         given.to_csv(path)  # with pandas' index
 
 
-FORMS = [("semicolons", 0.05), ("spaces", 0.0), ("tabs", 0.05), ("bars", 0.2), ("parquet", 0.05)]
+SWAPPED = str.maketrans(",.", ".,")
+FORMS = [
+    ("semicolons", 0.05),
+    ("erp", 0.05),
+    ("spaces", 0.0),
+    ("tabs", 0.05),
+    ("bars", 0.2),
+    ("parquet", 0.05),
+]
 
 
 @pytest.mark.parametrize(("form", "holes"), [*FORMS, ("index", 0.05)])
@@ -109,7 +123,10 @@ def test_inputs_are_those_of_scikit_learn(form, holes, tmp_path):
     inputs = data.prepared(data.train.inputs)
     assert inputs.dtype == torch.float32
     assert_same_columns(inputs.numpy(), expected.transform(given[columns]))
-    assert data.class_names == ("bad", "good")
+    if form == "erp":
+        given, later = given.replace("good", "größer"), later.replace("good", "größer")
+    good = "größer" if form == "erp" else "good"
+    assert data.class_names == ("bad", good)
     assert [data.class_names[at] for at in data.train.targets] == given["risk"].tolist()
     if form == "spaces":
         names = [*(each.name for each in data.columns.features), target]
@@ -120,7 +137,7 @@ def test_inputs_are_those_of_scikit_learn(form, holes, tmp_path):
     new = data.prepared(inputs_of(later, data.columns))  # rows that the run has not seen
     assert_same_columns(new.numpy(), expected.transform(later[columns]))
     assert torch.equal(
-        targets_of(later, data.columns), torch.tensor((later[target] == "good").to_numpy()).long()
+        targets_of(later, data.columns), torch.tensor((later[target] == good).to_numpy()).long()
     )
 
 
