@@ -45,11 +45,11 @@ def data_of(config: Config, folder: str | None = None) -> Data:
     if objective.finite_targets:
         expect_finite_targets(d.name, data)
     if isinstance(objective, Classification) and not data.classes and shared:
-        data = replace(data, classes=_numbered(data))
+        data = replace(data, classes=numbered(data))
     return by_themselves(data) if d.per_image else data
 
 
-def _numbered(data: Data) -> int:
+def numbered(data: Data) -> int:
     """Return the number of classes of targets from 0 on without names; 0 for other targets."""
     labels = [data.train.labels, data.test.labels]
     every = torch.cat([torch.arange(0), *(each for each in labels if each is not None)])

@@ -58,7 +58,7 @@ def test_backpropagation_refuses_options_of_modules(command, words):
 
 @pytest.fixture
 def whole_numbers(tmp_path):
-    """Return the overrides of a task whose targets are classes, although the data set has none."""
+    """Return the overrides of a task whose targets are classes without names."""
     draw = np.random.default_rng(0)
     y = draw.integers(0, 3, 300)
     x = (draw.normal(0, 2, (3, 8))[y] + draw.normal(size=(300, 8))).astype(np.float32)
@@ -71,17 +71,16 @@ def whole_numbers(tmp_path):
     )  # fmt: skip
 
 
-def test_the_derivative_of_a_loss_needs_the_classes(command, whole_numbers, tmp_path):
-    words = (*whole_numbers, "strategy.module=gradient_of_loss")
-    code, printed, _ = command(*words)
-    assert code == 2
-    assert "dataset.classes=[0,1,2]" in printed.out + printed.err
-    result, _, _ = run(tmp_path / "named", *words, "dataset.classes=[0,1,2]")
+def test_the_derivative_of_a_loss_takes_the_classes_of_whole_numbers(whole_numbers, tmp_path):
+    result, _, _ = run(tmp_path / "run", *whole_numbers, "strategy.module=gradient_of_loss")
     assert result["accuracy"] > 0.9
 
 
 @pytest.mark.parametrize("conditioned", ["true", "false"])
-def test_modules_without_labels_are_named_once(whole_numbers, conditioned, tmp_path, caplog):
+def test_modules_without_labels_are_named_once(
+    whole_numbers, conditioned, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr("edgewire.conf.build.numbered", lambda data: 0)
     with caplog.at_level(logging.WARNING):
         run(tmp_path / "run", *whole_numbers, f"strategy.conditioned={conditioned}", "rounds=60")
     assert caplog.text.count("get no labels") == (conditioned == "true")
