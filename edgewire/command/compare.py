@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
@@ -233,18 +233,17 @@ def say(*lines: object) -> None:
         console.print(line, markup=False)
 
 
-def compare(words: Sequence[str]) -> int:
+def compare(words: Sequence[str], search: Callable[[Comparison], int]) -> int:
     """Make the runs and print what they say; return the exit code.
 
-    `words`: as in `USAGE`. Raises `ConfigError`, `TaskError`, `RunFailed` and `ResultsError`.
+    `words`: as in `USAGE`; `search`: for what `goal=` asks. Raises `ConfigError`, `TaskError`,
+    `RunFailed` and `ResultsError`.
     """
     if {"-h", "--help"} & {*words}:
         print(USAGE)
         return 0
     asked = Comparison(words)
     if "goal" in asked.given:
-        from edgewire.command.search import search  # it imports this module
-
         return search(asked)
     if beside := [key for key in ("minutes", "bytes") if key in asked.given]:
         raise ConfigError(f"{beside[0]}= goes with goal=, as in goal=accuracy:0.9 network=lora")

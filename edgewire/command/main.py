@@ -19,8 +19,9 @@ def cli() -> None:
                 print(new_task(words))
             case ["compare", *words]:
                 from edgewire.command.compare import compare  # its imports take half a second
+                from edgewire.command.search import search
 
-                code = compare(words)
+                code = compare(words, search)
             case ["predict", *words]:
                 from edgewire.command.use import predict
 

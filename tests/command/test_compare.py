@@ -10,6 +10,7 @@ from edgewire.command.compare import Comparison, compare
 from edgewire.command.exit import Failed, Stopped, clear_errors
 from edgewire.command.main import cli
 from edgewire.command.new_task import new_task
+from edgewire.command.search import search
 
 QUICK = ["rounds=2", "nodes=3", "engine.workers=1", "seed=0,1"]
 
@@ -22,7 +23,7 @@ def printed(tmp_path, monkeypatch, capsys):
         code = 0
         try:
             with clear_errors():
-                code = compare(list(words))
+                code = compare(list(words), search)
         except Failed as failed:
             code = failed.code
         shown = capsys.readouterr()
@@ -197,7 +198,7 @@ def test_the_words_of_a_link(words):
 
 def test_it_is_a_word_of_the_command_line(monkeypatch):
     given = []
-    monkeypatch.setattr(command, "compare", lambda words: given.append(words) or 3)
+    monkeypatch.setattr(command, "compare", lambda words, search: given.append(words) or 3)
     monkeypatch.setattr("sys.argv", ["run.py", "compare", "task=keywords"])
     with pytest.raises(SystemExit) as ended:
         cli()

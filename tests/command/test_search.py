@@ -133,7 +133,7 @@ def printed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def run(*words):
-        code = compare(list(words))
+        code = compare(list(words), search.search)
         return code, capsys.readouterr().out
 
     return run

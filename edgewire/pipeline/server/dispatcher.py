@@ -2,7 +2,7 @@
 
 import math
 from itertools import chain
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -19,6 +19,7 @@ from edgewire.compression.flower.headers import (
 )
 from edgewire.compression.flower.message_size import measured
 from edgewire.compression.flower.records import payload_records
+from edgewire.compression.flower.server.failure_policy import FailurePolicy
 from edgewire.compression.flower.timed_grid import SlowestReply
 from edgewire.pipeline.cuts import Plan
 from edgewire.pipeline.messages import (
@@ -33,18 +34,33 @@ from edgewire.pipeline.messages import (
 )
 from edgewire.pipeline.server.activations import ActivationStore
 from edgewire.pipeline.server.link_traffic import Opened, opened, plain_bytes
+from edgewire.pipeline.server.options import Flow
 from edgewire.pipeline.server.placement import Placement
-from edgewire.pipeline.server.schedule import Task
+from edgewire.pipeline.server.schedule import PipelineSchedule, PipelineScheduleState, Task
 from edgewire.pipeline.server.snapshots import Snapshots
 from edgewire.pipeline.server.state import LOST, PipelineState, UnderWay
 from edgewire.strategy.base import Started
+from edgewire.strategy.lr_schedule import Rates
 from edgewire.strategy.ordered_grid import OrderedGrid
-
-if TYPE_CHECKING:  # that module imports this one
-    from edgewire.pipeline.server.strategy import PipelineStrategy
 
 SEGMENT_MESSAGE = "train.segment"  # the type of these messages
 TRIES = 3  # after TRIES consecutive failures another node takes over the segment
+
+
+class Scheduling(Protocol):
+    """The attributes of a strategy that the dispatcher uses; `PipelineStrategy` explains them."""
+
+    synthetic: bool
+    flow: Flow
+    segment_every: int
+    record_every: int
+    rates: Rates
+    failures: FailurePolicy
+
+    def schedule(
+        self, segments: int, batches: int, state: PipelineScheduleState
+    ) -> PipelineSchedule:
+        """Return the schedule of a run; `state`: how many tasks were sent and answered so far."""
 
 
 class Dispatcher:
@@ -58,7 +74,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        strategy: "PipelineStrategy",
+        strategy: Scheduling,
         plan: Plan,
         grid: OrderedGrid,
         run: Started,
