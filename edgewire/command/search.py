@@ -33,8 +33,7 @@ TRIED = (
 )
 FIDELITIES = ("low", "0.2", "medium", "0.5", "high", "3")  # of the few bytes
 FINALISTS = 3  # beside the uncompressed method
-HELD_BACK = 0.3  # the part of the training set that decides about a point
-LARGE = f"dataset.validate={HELD_BACK}"
+LARGE = "dataset.validate=0.3"  # a part of the training set that decides about a point
 HOPELESS = 3.0  # times the limit: more than one seed alone may lose
 NEW_SEEDS = 9  # with the first one ten, which decide whether a method is within the limit
 SURE = 1.45  # deviations above the mean of ten values: 9 of 10 further ones are below (Student's t)
@@ -197,11 +196,17 @@ def further(lost: Sequence[float]) -> float:
 def _fewest(asked: Comparison, limit: float) -> int:
     """Search the fewest bytes within `limit` points of the uncompressed method.
 
+<<<<<<< HEAD
     All runs have as many steps as with the whole training set, and so more rounds: a method that
     has not converged would look worse than it is. All methods run once. Of those that are not
     hopeless, the two with the fewest bytes run with new seeds, and so on, until a further seed of
     one is surely within the limit. If there is none, a method is taken whose further seeds lose no
     more than those of the uncompressed method.
+=======
+    All methods run once. Of those that are not hopeless, the two with the fewest bytes run with new
+    seeds, and so on, until a further seed of one is surely within the limit. If there is none, a
+    method is taken whose further seeds lose no more than those of the uncompressed method.
+>>>>>>> parent of 18c401cd (within: the search's runs have as many steps as the whole training set gives)
     """
     say(f"goal: the fewest bytes within {limit:g} points of uncompressed · {asked.title}")
     ways = 1 if "bytes" in asked.given else 2
@@ -209,8 +214,8 @@ def _fewest(asked: Comparison, limit: float) -> int:
     for each in asked.with_best_rates(asked.methods(TRIED)):
         knob = FIDELITIES if each.name == shared.FEW_BYTES else ()
         methods += [replace(each, words=(f"fidelity={value}",)) for value in knob] or [each]
-    plain, rounds = methods[0], math.ceil(asked.rounds / (1 - HELD_BACK))
-    done = asked.make(methods, asked.seeds[:1], rounds, LARGE)
+    plain = methods[0]
+    done = asked.make(methods, asked.seeds[:1], 0, LARGE)
     if plain not in done:
         raise ResultsError(next(iter(asked.failed)))
     size = {each: sum(sizes(runs[0])[:ways]) for each, runs in done.items()}
@@ -221,7 +226,7 @@ def _fewest(asked: Comparison, limit: float) -> int:
     while chosen is None and few:
         pair, few = few[:2], few[2:]
         new, seeds = pair if lost else [plain, *pair], range(first, first + NEW_SEEDS)
-        for method, runs in asked.make(new, seeds, rounds, LARGE).items():
+        for method, runs in asked.make(new, seeds, 0, LARGE).items():
             done[method] += runs
         lost |= {each: losses(done[each], done[plain]) for each in new}
         chosen = next((each for each in pair if further(lost[each]) <= limit), None)
@@ -230,7 +235,6 @@ def _fewest(asked: Comparison, limit: float) -> int:
         chosen = next((m for m in lost if m != plain and further(lost[m]) <= most), None)
     table = {str(each): done[each] for each in sorted(ordered, key=lambda each: each != plain)}
     say(comparison(table, str(plain), asked.link), *asked.failed)
-    say(f"{rounds} rounds on {1 - HELD_BACK:.0%} of the training samples, measured on the others")
     share = done[plain][0].metric.share
     aim = f"{limit:g} points" if share else f"{limit * PERCENT:g} %"
     for method, values in lost.items():
