@@ -196,17 +196,9 @@ def further(lost: Sequence[float]) -> float:
 def _fewest(asked: Comparison, limit: float) -> int:
     """Search the fewest bytes within `limit` points of the uncompressed method.
 
-<<<<<<< HEAD
-    All runs have as many steps as with the whole training set, and so more rounds: a method that
-    has not converged would look worse than it is. All methods run once. Of those that are not
-    hopeless, the two with the fewest bytes run with new seeds, and so on, until a further seed of
-    one is surely within the limit. If there is none, a method is taken whose further seeds lose no
-    more than those of the uncompressed method.
-=======
     All methods run once. Of those that are not hopeless, the two with the fewest bytes run with new
     seeds, and so on, until a further seed of one is surely within the limit. If there is none, a
     method is taken whose further seeds lose no more than those of the uncompressed method.
->>>>>>> parent of 18c401cd (within: the search's runs have as many steps as the whole training set gives)
     """
     say(f"goal: the fewest bytes within {limit:g} points of uncompressed · {asked.title}")
     ways = 1 if "bytes" in asked.given else 2
