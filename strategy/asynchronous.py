@@ -129,7 +129,7 @@ class Asynchronous(ParameterServer):
             raise ValueError(
                 "staleness is chosen by strategy/staleness=none, global, polynomial, per_parameter"
             )
-        if not 0 <= proximal_mu < math.inf:
+        if type(proximal_mu) not in (int, float) or not 0 <= proximal_mu < math.inf:
             raise ValueError(f"proximal_mu must be a number of at least 0, not {proximal_mu!r}")
         self.pushes, self.staleness, self.buffer = pushes, staleness, buffer
         self.mix, self.proximal_mu = mix, float(proximal_mu)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.optim import Optimizer
@@ -32,11 +32,24 @@ class ReduceOnPlateau(ReduceLROnPlateau):
     """Multiplies the learning rate by `factor` when a value has not improved for `patience` steps.
 
     `metric`: the value's name: `train_loss`, or a value of the evaluation. The objective says
-    whether a higher value is better. `options`: torch's, without `mode`.
+    whether a higher value is better. The other options are torch's.
     """
 
-    def __init__(self, optimizer: Optimizer, metric: str = TRAIN_LOSS, **options: Any) -> None:
-        super().__init__(optimizer, "min", **options)
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        metric: str = TRAIN_LOSS,
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: Literal["rel", "abs"] = "rel",
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(
+            optimizer, "min", factor, patience, threshold, threshold_mode, cooldown, min_lr, eps
+        )
         self.metric = metric
 
     def use(self, objective: Objective) -> None:
@@ -81,7 +94,7 @@ class OneCycle(OneCycleLR):
     """torch's `OneCycleLR`, whose rate rises in at least two steps, and falls in at least one.
 
     torch divides by zero if the rise has one step, such as a tenth of 10 rounds. In fewer than 3
-    steps the rate does not rise. `options`: torch's.
+    steps the rate does not rise.
     """
 
     def __init__(
@@ -90,11 +103,23 @@ class OneCycle(OneCycleLR):
         max_lr: float,
         total_steps: int,
         pct_start: float = 0.3,
-        **options: Any,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        *,
+        anneal_strategy: Literal["cos", "linear"] = "cos",
+        cycle_momentum: bool = True,
     ) -> None:
         least, most = (2 / total_steps, 1 - 1 / total_steps) if total_steps > 2 else (0.0, 0.25)
-        share = min(max(pct_start, least), most)
-        super().__init__(optimizer, max_lr, total_steps, pct_start=share, **options)
+        super().__init__(
+            optimizer,
+            max_lr,
+            total_steps,
+            pct_start=min(max(pct_start, least), most),
+            div_factor=div_factor,
+            final_div_factor=final_div_factor,
+            anneal_strategy=anneal_strategy,
+            cycle_momentum=cycle_momentum,
+        )
 
 
 @dataclass

@@ -147,7 +147,7 @@ def test_a_folder_of_photos_trains(command, tmp_path):
         (["algorithm=split_backprop", "nodes=3", STEP], "no data at the server, which cuts"),
         (["dataset.root=phtos"], "phtos is not a folder"),
         (["dataset.classes=null"], "no image in them"),
-        (["engine=local"], "no image in them"),
+        (["engine=local"], "is not a folder with these classes"),
     ],
 )
 def test_photos_may_be_on_devices_only(words, said, command, tmp_path, monkeypatch):

@@ -36,16 +36,24 @@ from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.words import explained
 from edgewire.report.comparison import LINK, comparison
 from edgewire.report.energy import RADIOS
-from edgewire.report.metric import ACCURACY
+from edgewire.report.metric import ACCURACY, LOSS
 from edgewire.report.reader import ResultsError
 from edgewire.report.runs import Run, by_seed, main_metric
 from edgewire.report.summary import laid_out, next_lines, shown, trained
 
 UNCOMPRESSED, FEW_BYTES = "fedavg", "edgewire"
 NAMES = {UNCOMPRESSED: "uncompressed", "fedavg_f2i_both": "int8", FEW_BYTES: "few bytes"}
-ASKED = ("algorithm", "seed", "goal", "minutes", "bytes")  # words that Hydra does not get
+SWEEP_DIR = "hydra.sweep.dir"
+ASKED = (
+    "algorithm",
+    "seed",
+    "goal",
+    "minutes",
+    "bytes",
+    SWEEP_DIR,
+)  # words that Hydra does not get
 OWN = ("nodes", "rounds", "lr")  # words of which each run gets its own
-FACTORS = (1.0, 0.3, 3.0)  # of a method's rate, in a search of rates; of equal ones the first
+FACTORS = (1.0, 0.3, 3.0)  # of a method's rate, in a search; of equal ones the first
 VALIDATE = "dataset.validate=0.1"  # a part of the training set is the test set
 RATES = re.compile(r"network=([0-9.]+)/([0-9.]+)")  # Mbit/s down and up
 WIDTH = 110  # characters of a line, if no terminal says it
@@ -90,6 +98,7 @@ class Comparison:
         overrides = self.parsed.overrides
         self.options, self.failed = ordered[: -len(overrides) or None], dict[str, None]()
         self.task, self.link, self.given = list[str](), "", dict[str, str]()
+        self.sweeps = 0  # that were begun
         for each in OverridesParser.create().parse_overrides(overrides):
             word, key = str(each.input_line), each.key_or_group
             value = word.partition("=")[2]
@@ -172,7 +181,7 @@ class Comparison:
     def with_best_rates(self, methods: Sequence[Method]) -> list[Method]:
         """Return the methods, each with the best of several rates after a third of the rounds.
 
-        Of equal rates it is the method's own.
+        Of equal ones the loss decides, and of rates with equal losses it is the method's own.
         """
         if "lr" in self.given:
             return [*methods]
@@ -180,11 +189,12 @@ class Comparison:
         say(f"first {len({*chain(*rates)})} short runs search the learning rates")
         done = self.make(chain(*rates), self.seeds[:1], self.rounds // 3, VALIDATE)
 
-        def order(method: Method) -> float:
+        def order(method: Method) -> tuple[float, float]:
             runs = [run for run in done.get(method, []) if not run.diverged]
             metric = main_metric(runs)
-            values = by_seed(runs, metric.name, -1 if metric.higher else 1).values()
-            return min(values, default=math.inf)
+            names = ((metric.name, -1 if metric.higher else 1), (LOSS[0], 1))
+            values = [by_seed(runs, *each).values() for each in names]
+            return min(values[0], default=math.inf), min(values[1], default=math.inf)
 
         return [min(each, key=order) for each in rates]
 
@@ -208,6 +218,9 @@ class Comparison:
         cases = [shlex.join([*self.overrides(each, rounds), f"seed={s}"]) for s, each in jobs]
         own = ["hydra/sweeper=cases", "hydra.sweeper.params=null"]  # in place of an experiment's
         own += [*words, f"nodes={self.nodes}", f"hydra.sweeper.cases={json.dumps(cases)}"]
+        self.sweeps += 1
+        if SWEEP_DIR in self.given:  # each sweep numbers its runs from 0 on
+            own.append(f"{SWEEP_DIR}={self.given[SWEEP_DIR]}/{self.sweeps}")
         logging.disable(logging.WARNING)  # a rate that is too high has many
         try:
             found = run_sweep([*self.options, *self.task, *own], shell=True)

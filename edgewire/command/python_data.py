@@ -97,7 +97,8 @@ def _table(data: Any, target: str | Sequence[str] | None, file: Path) -> list[st
         parquet.write_table(read(data, Reading()).table, file)
     except ArrowException as error:
         raise TaskError(f"data= cannot be written: {' '.join(str(error).split())[:200]}") from error
-    target = target if isinstance(target, str | None) else [*map(str, target)]
+    if target is not None:  # columns may be numbers
+        target = [*map(str, target)] if isinstance(target, list | tuple) else str(target)
     return ["task=table", f"dataset.target={text_of(target)}"]
 
 

@@ -30,7 +30,7 @@ class TempDirs:
         sweep(parent)
         new = Path(tempfile.mkdtemp(prefix=f"edgewire-{os.getpid()}-new-", dir=parent))
         self._lock = _locked(new)  # before it has a name that `sweep` looks for
-        self.path = new.rename(str(new).replace("-new-", "-run-"))
+        self.path = new.rename(new.with_name(new.name.replace("-new-", "-run-")))
 
     def close(self) -> None:
         """Remove the folder."""

@@ -7,7 +7,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from itertools import count, islice
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -54,27 +53,38 @@ class GridState:
 
 
 class Replies(Sequence[Message]):
-    """The replies to a round's messages. The sequence reads them from `stream` when needed."""
+    """The replies to a round's messages. The sequence reads them from a stream when needed.
 
-    def __init__(self, stream: Iterator[Message]) -> None:
+    `stream`: the replies, each with the virtual second of its arrival. `arrived`: the arrival of
+    the newest reply that was read.
+    """
+
+    def __init__(self, stream: Iterator[tuple[float, Message]]) -> None:
         self._stream = stream
+        self.arrived = 0.0
         self._here: list[Message] = []
 
     def __iter__(self) -> Iterator[Message]:
-        for position in count():
-            if position == len(self._here):
-                self._here += islice(self._stream, 1)
-            if position == len(self._here):
-                return
+        position = 0
+        while position < len(self._here) or self._next():
             yield self._here[position]
+            position += 1
 
     def __len__(self) -> int:
-        self._here += self._stream
+        while self._next():
+            pass
         return len(self._here)
 
     def __getitem__(self, index: Any) -> Any:
         len(self)
         return self._here[index]
+
+    def _next(self) -> bool:
+        found = next(self._stream, None)
+        if found is not None:
+            self.arrived, reply = found
+            self._here.append(reply)
+        return found is not None
 
 
 class LocalGrid(TimedGrid):
@@ -290,7 +300,7 @@ class LocalGrid(TimedGrid):
         self._open = Replies(self._stream(ids, deadline))
         return self._open
 
-    def _stream(self, ids: list[str], deadline: float) -> Iterator[Message]:
+    def _stream(self, ids: list[str], deadline: float) -> Iterator[tuple[float, Message]]:
         last = self._clock.state.now
         if self._line:
             self._line.send()
@@ -301,7 +311,7 @@ class LocalGrid(TimedGrid):
             if waited < NEVER:
                 last = max(last, waited)
             if reply is not None and arrival <= deadline:
-                yield reply
+                yield arrival, reply
         self._clock.state.now = last
         if self._line:
             self._line.take(ids)

@@ -250,7 +250,10 @@ class FlatModel:
                 tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
         self._initial = [tensor.detach().clone() for tensor in self._beside]
         self._buffers = [(m, dict(m._buffers)) for m in module.modules() if m._buffers]
-        self._owners = [(m, dict(m._parameters)) for m in module.modules() if m._parameters]
+        self._owners = [
+            (m, {key: p for key, p in m._parameters.items() if p is not None})
+            for m in module.modules()
+        ]
         sent = {id(tensor): (n, tensor) for n, tensor in (*found.statistics, *found.native)}
         self._places = [
             (*sent[id(buffer)], owner, key)
@@ -381,7 +384,9 @@ class FlatModel:
         for name, tensor, owner, key in self._places:
             if (now := owner._buffers[key]) is tensor:
                 continue
-            if now is None or (now.shape, now.dtype) != (tensor.shape, tensor.dtype):
+            same = now is not None and now.shape == tensor.shape
+            floats = same and now.is_floating_point() and tensor.is_floating_point()
+            if not same or not (floats or now.dtype == tensor.dtype):
                 is_now = "None" if now is None else f"{_of(now)} {tuple(now.shape)}"
                 raise TaskError(
                     f"{name} was {_of(tensor)} {tuple(tensor.shape)}, and after a batch it is "

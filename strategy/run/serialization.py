@@ -128,7 +128,7 @@ class _Writer:
         """
         if type(value) in PLAIN:
             return value
-        if isinstance(value, np.generic):
+        if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.itemsize <= 8:
             return ["scalar", value.dtype.name, value.item()]
         if isinstance(value, bytes):
             return ["hex", value.hex()] if len(value) < 64 else ["bytes", self._placed(value)]

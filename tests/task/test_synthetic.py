@@ -45,7 +45,7 @@ def test_samples_depend_on_the_datasets_seed_alone(name):
 @pytest.mark.parametrize("name", SYNTHETIC)
 def test_splits_have_all_classes_and_share_no_sample(name):
     data = made(name)
-    if data.classes:
+    if data.classes and name != "vibration":  # whose faults are in the test split alone
         for split in (data.train, data.test):
             assert set(split.targets.tolist()) == set(range(data.classes))
     if name in BY_GROUP:

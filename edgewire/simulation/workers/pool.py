@@ -284,8 +284,9 @@ class Processes:
 
     def _end(self, worker: _Worker) -> None:
         """End a worker, dead or alive, and remove its files."""
-        self._ready.unregister(worker.connection)
-        worker.connection.close()
+        if not worker.connection.closed:
+            self._ready.unregister(worker.connection)
+            worker.connection.close()
         worker.process.kill()  # a worker ignores other signals, and its work is not needed
         end_group(worker.process.pid)  # before `join` frees its process id for reuse
         worker.process.join()

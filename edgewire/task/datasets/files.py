@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,11 @@ def read_each(read: Callable[[Path], NDArray[Any]], files: Sequence[Path], out: 
 
     with ThreadPoolExecutor(READERS) as pool:  # decoders, and reading a file, release the GIL
         done = [pool.submit(fill, row) for row in range(len(files))]
+        try:
+            wait(done)
+        except BaseException:  # Ctrl-C
+            pool.shutdown(cancel_futures=True)
+            raise
     if wrong := [row for row, each in enumerate(done) if each.exception()]:
         first = done[wrong[0]].exception()
         others = listed([files[row].name for row in wrong[1:]], 4)

@@ -151,6 +151,7 @@ class LocalAlgorithm:
         if self.autocast == "float16":
             scale = run.state.pop(SCALE, torch.tensor([FIRST_SCALE, 0.0])).tolist()
         self.begin(run)
+        batches = iter(batches)  # an algorithm may pass a list
         for group in iter(lambda: tuple(islice(batches, self.accumulate)), ()):
             total += self._backward(run, group, scale)
             count += len(group)

@@ -1,4 +1,4 @@
-"""Networks of torchvision, with first layers fitted to small images."""
+"""Publisheds of torchvision, with first layers fitted to small images."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +10,7 @@ from edgewire.task.models.parts import MODELS, SMALL, need, stem
 from edgewire.task.models.vgg import small_vgg
 
 
-class Network(NamedTuple):
+class Published(NamedTuple):
     """A network: its name in torchvision, its first layer, the least pixels of an image's side.
 
     Below 64 pixels the first layer is 3 x 3 with stride 1, images are not pooled by the layers
@@ -33,28 +33,30 @@ SECOND_STAGE = "features.2.conv.1.0"  # its depthwise layer
 GROUPS = {"norm_layer": partial(nn.GroupNorm, 8)}
 NETWORKS = {
     # ResNet-18 (He et al. 2015): 11,173,962 parameters on 3x32x32
-    "resnet18": Network("resnet18", "conv1", skipped=POOL),
-    "resnet18_gn": Network("resnet18", "conv1", skipped=POOL, options=GROUPS),
+    "resnet18": Published("resnet18", "conv1", skipped=POOL),
+    "resnet18_gn": Published("resnet18", "conv1", skipped=POOL, options=GROUPS),
     # ResNet-50 (He et al. 2015): 23,520,842
-    "resnet50": Network("resnet50", "conv1", skipped=POOL),
+    "resnet50": Published("resnet50", "conv1", skipped=POOL),
     # WRN-50-2 (Zagoruyko and Komodakis 2016): 66,847,050
-    "wideresnet": Network("wide_resnet50_2", "conv1", skipped=POOL),
+    "wideresnet": Published("wide_resnet50_2", "conv1", skipped=POOL),
     # AlexNet (Krizhevsky 2014): 57,023,306 (61 million with 1,000 classes)
-    "alexnet": Network("alexnet", "features.0", smallest=15),
+    "alexnet": Published("alexnet", "features.0", smallest=15),
     # GoogLeNet (Szegedy et al. 2014), BatchNorm, no auxiliary heads: 5,602,474
-    "googlenet": Network(
+    "googlenet": Published(
         *("googlenet", "conv1.conv"),
         smallest=2,
         skipped=("maxpool1", "maxpool2"),
         options={"aux_logits": False, "init_weights": False},
     ),
     # MobileNetV2 (Sandler et al. 2018): 2,236,682
-    "mobilenet": Network("mobilenet_v2", "features.0.0", stride_1=SECOND_STAGE),
-    "mobilenet_gn": Network("mobilenet_v2", "features.0.0", stride_1=SECOND_STAGE, options=GROUPS),
+    "mobilenet": Published("mobilenet_v2", "features.0.0", stride_1=SECOND_STAGE),
+    "mobilenet_gn": Published(
+        "mobilenet_v2", "features.0.0", stride_1=SECOND_STAGE, options=GROUPS
+    ),
     # VGG (Simonyan and Zisserman 2014) below 64 pixels: 9,231,114; 14,728,266; 14,719,818
-    "vgg11": Network("vgg11_bn", "features.0", small=partial(small_vgg, "A", True)),
-    "vgg16": Network("vgg16_bn", "features.0", small=partial(small_vgg, "D", True)),
-    "vgg16_plain": Network("vgg16", "features.0", small=partial(small_vgg, "D", False)),
+    "vgg11": Published("vgg11_bn", "features.0", small=partial(small_vgg, "A", True)),
+    "vgg16": Published("vgg16_bn", "features.0", small=partial(small_vgg, "D", True)),
+    "vgg16_plain": Published("vgg16", "features.0", small=partial(small_vgg, "D", False)),
 }
 
 

@@ -341,7 +341,9 @@ class _Learner:
             return part
         steps = np.diff(np.sort(values))
         once, named = bool(steps.min() > 0), ID.fullmatch(name) is not None
-        if once and named and not np.ptp(steps) and not wishes.plain:
+        step = steps.min()  # rows that were dropped leave holes
+        even = once and not (steps % step).any() and steps.sum() < 2 * step * len(values)
+        if even and named and not wishes.plain:
             raise Problem("numbers the rows", key=LEFT)
         return replace(part, numbered=once and (named or bool(steps.sum() < 1.25 * len(values))))
 

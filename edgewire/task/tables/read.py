@@ -64,7 +64,7 @@ def inputs_of(source: Any, columns: Columns) -> Tensors:
                 channels.append(windows(rows, found, column.length))
                 continue
             matrix.append(values_of(rows, found, column))
-            if column.kind == "category" and (share := (matrix[-1] == -1).mean()):
+            if len(found) and column.kind == "category" and (share := (matrix[-1] == -1).mean()):
                 unknown.append(f"{100 * share:.2g} % of {column.name} is unknown")
         except OddCells as odd:
             wrong.append(f"{column.name} has {odd}, and a {column.kind} is taken")

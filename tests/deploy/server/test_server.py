@@ -67,7 +67,6 @@ def test_the_gate_is_the_first_middleware():
 
 def test_a_request_header_cannot_change_the_clients_address(tmp_path, monkeypatch):
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
-    server.taken(tmp_path / "state").close()
     found = server.environment(options("--state", tmp_path / "state"))
     assert found["FORWARDED_ALLOW_IPS"] == "127.0.0.1,::1"
     assert (tmp_path / "state").stat().st_mode & 0o077 == 0
