@@ -13,7 +13,12 @@ from tests.local_runs import local_run
 from tests.runs import nodes_of, result_of
 
 RUNS = {
-    "flower": ["algorithm=fedavg_f2i_both", "strategy.fraction_evaluate=1", "dataset.holdout=0.2"],
+    "flower": [
+        "algorithm=fedavg_f2i_both",
+        "strategy.fraction_evaluate=1",
+        "dataset.holdout=0.2",
+        "network=mixed",
+    ],
     "rounds": ["algorithm=edgewire", "network=mixed"],
     "asynchronous": ["algorithm=edgewire_async", "strategy.pushes=60", "eval_every=20"],
     "cut": ["algorithm=synthetic_gradients"],
@@ -84,6 +89,8 @@ def test_the_nodes_bytes_add_up_to_the_runs(name, tmp_path):
     assert [node["partition"] for node in nodes] == list(range(len(nodes)))
     assert all(node["lag"] is None or 0 <= node["lag"] <= found["seconds"] for node in nodes)
     assert (nodes[0]["accuracy"] is not None) == (name == "flower")
+    if "network=mixed" in RUNS[name]:
+        assert len({round(node["lag"], 3) for node in nodes if node["lag"]}) > 1
 
 
 def test_lags_failures_and_unanswered_messages(tmp_path):
