@@ -13,12 +13,8 @@ from tests.local_runs import local_run
 from tests.runs import nodes_of, result_of
 
 RUNS = {
-    "flower": [
-        "algorithm=fedavg_f2i_both",
-        "strategy.fraction_evaluate=1",
-        "dataset.holdout=0.2",
-        "network=mixed",
-    ],
+    "flower": ["algorithm=fedavg_f2i_both", "strategy.fraction_evaluate=1", "dataset.holdout=0.2"],
+    "links": ["algorithm=fedavg", "network=mixed"],
     "rounds": ["algorithm=edgewire", "network=mixed"],
     "asynchronous": ["algorithm=edgewire_async", "strategy.pushes=60", "eval_every=20"],
     "cut": ["algorithm=synthetic_gradients"],
