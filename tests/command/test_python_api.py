@@ -150,6 +150,7 @@ def test_a_diverged_run_warns_and_has_a_result():
     assert result.diverged
 
 
+@pytest.mark.system
 def test_a_sweep_returns_all_runs_and_why_jobs_failed():
     found = sweep("nodes=3", rounds=1, algorithm=["fedavg", "fedavg_f2i"], lr=(0.1, 0.05, -1))
     assert len(found) == 4

@@ -97,6 +97,7 @@ def test_unusable_folders_are_refused(cli, stopped, tmp_path):
     assert f"there is no {stopped}/.hydra/config.yaml" in one_line(cli, f"resume={stopped}")
 
 
+@pytest.mark.system
 def test_changes_to_the_folder_are_named(cli, stopped):
     path, history = stopped / checkpoint_file.FILE, stopped / "history.jsonl"
     whole, rows = path.read_bytes(), history.read_bytes()

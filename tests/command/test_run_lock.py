@@ -68,6 +68,7 @@ def test_a_refused_command_writes_nothing(words, lock, command, cli):
             assert files_below(folder) == before
 
 
+@pytest.mark.system
 def test_a_job_that_another_process_runs_is_left_alone_by_a_continued_sweep(
     command, cli, monkeypatch
 ):

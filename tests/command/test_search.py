@@ -170,6 +170,7 @@ def test_the_chosen_run_reaches_the_goal_at_the_printed_time(printed, tmp_path, 
     assert float(shown) == pytest.approx(reached, rel=0.01)
 
 
+@pytest.mark.system
 def test_a_goal_that_no_method_reaches_has_its_own_exit_code(printed):
     words = ["seed=0", "network=lora", "goal=accuracy:1", "rounds=2", "lr=0.1"]
     code, text = printed(*QUICK, *words)

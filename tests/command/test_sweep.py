@@ -63,6 +63,7 @@ def test_a_sweep_ends_with_a_table_of_its_runs_and_a_command(command, capsys):
     assert rows[0].split()[2] in capsys.readouterr().out
 
 
+@pytest.mark.system
 def test_only_what_is_missing_is_run(command, cli, broken):
     """Job 0 has finished, job 1 has a checkpoint, job 2 lacks its result."""
     code, _, whole = command("-m", *SMALL, "seed=2")
@@ -85,6 +86,7 @@ def test_only_what_is_missing_is_run(command, cli, broken):
     assert len([line for line in printed.out.splitlines() if " is done: " in line]) == 2
 
 
+@pytest.mark.system
 def test_a_result_of_another_configuration_does_not_count(command, cli):
     code, _, folder = command("-m", *QUICK, "nodes=2", "seed=0,1")
     assert code == 0

@@ -11,6 +11,7 @@ from edgewire.conf.check import check_target, codec_of, downlink_of
 from edgewire.conf.sweeper import jobs_of
 from tests.runs import configured
 
+LARGE = 8000  # bytes of an experiment whose cases take more than 3 s
 FOLDER = Path(__file__).parents[2] / "conf" / "experiment"
 
 
@@ -21,7 +22,13 @@ def values_of(key, text):
 
 
 @pytest.mark.few(13)
-@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.yaml")))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.stem, marks=[pytest.mark.system] * (path.stat().st_size > LARGE))
+        for path in sorted(FOLDER.glob("*.yaml"))
+    ],
+)
 def test_every_case_is_accepted(name):
     sweeper = OmegaConf.select(OmegaConf.load(FOLDER / f"{name}.yaml"), "hydra.sweeper") or {}
     params = {key: values_of(key, text) for key, text in sweeper.get("params", {}).items()}

@@ -73,6 +73,7 @@ def test_without_test_photos_accuracy_is_not_measured(server, command, tmp_path)
     assert (folder / "model.safetensors").exists()
 
 
+@pytest.mark.system
 def test_a_stopped_run_keeps_its_files(server, command, tmp_path):
     with Fleet(server, 2, pause=0.3), told_to_end(tmp_path):
         code, _, folder = command(*WORDS, "rounds=100000", f"engine.address={server}")

@@ -38,6 +38,7 @@ def tables_of(pages):
     return [(page.name, table) for page in pages for table in page.tables]
 
 
+@pytest.mark.system
 def test_every_row_is_a_case_of_its_experiment(pages):
     for page, table in tables_of(pages):
         if isinstance(table, BenchmarkTable):
@@ -65,6 +66,7 @@ def test_every_value_of_a_benchmark_exists(pages):
 FEWER = {"adacomp_figure3", "synthetic_table1"}  # experiments with runs of over ten minutes
 
 
+@pytest.mark.system
 def test_every_row_has_all_seeds_of_its_experiment(pages):
     for page, table in tables_of(pages):
         if isinstance(table, BenchmarkTable) or table.experiment in FEWER or table.heads_across():
