@@ -39,7 +39,7 @@ from edgewire.report.energy import RADIOS
 from edgewire.report.metric import ACCURACY, LOSS
 from edgewire.report.reader import ResultsError
 from edgewire.report.runs import Run, by_seed, main_metric
-from edgewire.report.summary import laid_out, next_lines, shown, trained
+from edgewire.report.summary import is_no_better, laid_out, next_lines, shown, trained
 
 UNCOMPRESSED, FEW_BYTES = "fedavg", "edgewire"
 NAMES = {UNCOMPRESSED: "uncompressed", "fedavg_f2i_both": "int8", FEW_BYTES: "few bytes"}
@@ -286,6 +286,9 @@ def notes(runs: Sequence[Run], asked: Comparison) -> list[str]:
     rows = {"±": f"95 % interval over {seeds} seeds" if seeds > 1 else "one seed has no interval"}
     if test and runs[0].metric == ACCURACY:
         rows["±"] += f"; one test sample is {100 / test:.2g} points"
+    if bad := sum(is_no_better(run.result, run.metric) for run in runs):
+        what = f"{bad} of {len(runs)} runs are no better than a constant answer"
+        rows["check"] = f"{what}: more rounds=, lr= or objective.class_weights=balanced may help"
     rows["bytes"] = f"all of {asked.nodes} nodes"
     if not link:
         lora = network_named(LINK)

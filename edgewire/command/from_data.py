@@ -78,6 +78,10 @@ def with_columns(composed: DictConfig, folder: Path, words: Iterable[str]) -> Di
     chosen = any(word.startswith("objective=") for word in words)
     target = data.columns.target
     if objective["_target_"] == CLASSIFICATION and target and not data.classes and not chosen:
+        if objective.get("class_weights"):
+            raise ConfigError(
+                "objective.class_weights goes with classes, and the target is a number"
+            )
         objective = {"_target_": REGRESSION, "metrics": objective.get("metrics")}
     if objective["_target_"] == REGRESSION and target:
         mean = sum(each.mean for each in target) / len(target)

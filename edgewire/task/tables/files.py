@@ -145,7 +145,9 @@ def _joined(tables: list[Table], place: str) -> Table:
 
 def _content(file: Path, reading: Reading, texts: Collection[str]) -> tuple[Table, str]:
     """Return a file's table, with at least one row, and the decimal character."""
-    with reads_as(file, "a table", "save it as a CSV file in UTF-8"):
+    with reads_as(
+        file, "a table", "save it as a CSV file in UTF-8, with as many cells in each row"
+    ):
         with file.open("rb") as opened:
             magic = opened.read(4)
         if magic == b"PAR1":

@@ -215,7 +215,7 @@ def _columns(
     if problems:
         raise Problems(place, problems, wishes)
     if not features:
-        why = listed([f"{name} ({reason})" for name, reason in left.items()])
+        why = listed([f"{name} ({reason})" for name, reason in left.items()]) or "there is no other"
         raise TaskError(
             f"{place}: dataset.inputs= must name at least one column: all are left out, {why}"
         )

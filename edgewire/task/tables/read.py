@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from logging import getLogger
 from typing import Any
@@ -192,6 +193,9 @@ def encoded(rows: Rows, cells: Any) -> tuple[NDArray[np.int64], Any]:
         if types.is_boolean(cells.type):
             cells = compute.if_else(cells, "True", "False")
         elif not types.is_dictionary(cells.type):
+            if types.is_floating(cells.type):
+                with suppress(pyarrow.ArrowException):  # 1e10 as a text would be 1e+10
+                    cells = cells.cast(pyarrow.int64())
             cells = cells.cast(pyarrow.string())
     except pyarrow.ArrowException as error:
         raise _untaken(cells) from error
@@ -209,6 +213,7 @@ def encoded(rows: Rows, cells: Any) -> tuple[NDArray[np.int64], Any]:
 
 def numeric(rows: Rows, texts: Any) -> Any:
     """Return texts as an Arrow array of float64, without a value where they are no numbers."""
+    texts = compute.replace_substring_regex(texts, r"^([+-]?[\d.,]+)\s*%$", r"\1")  # percents
     decimal = rows.reading.decimal or "."
     many = compute.match_substring_regex(texts, THOUSANDS[decimal])
     short = compute.replace_substring(texts, "," if decimal == "." else ".", "")

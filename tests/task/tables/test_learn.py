@@ -216,6 +216,19 @@ def test_new_rows_have_ids_and_unknown_texts_are_named(tmp_path, caplog):
     assert "3.3 % of plan is unknown" in caplog.text
 
 
+def test_percents_are_numbers_and_dropped_rows_leave_holes_in_ids(tmp_path):
+    columns = {
+        **GOOD,
+        "id": range(3, 3 + 7 * ROWS, 7),
+        "rate": [f"{row}.5 %" for row in range(ROWS)],
+    }
+    columns["churn"] = [None, *columns["churn"][1:30], None, *columns["churn"][31:]]
+    data = table(file_of(tmp_path, columns), "churn", drop_missing=True)
+    kinds = {each.name: each.kind for each in data.columns.features}
+    assert kinds == {"age": "number", "plan": "category", "rate": "number"}
+    assert dict(data.columns.left) == {"id": "numbers the rows"}
+
+
 def test_groups_are_numbered_by_name(tmp_path):
     columns = {**GOOD, "shop": [f"shop {row % 3}" for row in range(ROWS)]}
     data = table(file_of(tmp_path, columns), "churn", group="shop", test_share=0)
