@@ -384,9 +384,13 @@ class FlatModel:
         for name, tensor, owner, key in self._places:
             if (now := owner._buffers[key]) is tensor:
                 continue
-            same = now is not None and now.shape == tensor.shape
-            floats = same and now.is_floating_point() and tensor.is_floating_point()
-            if not same or not (floats or now.dtype == tensor.dtype):
+            kinds = () if now is None else (now, tensor)
+            floats = all(each.is_floating_point() for each in kinds)  # they are converted
+            if (
+                now is None
+                or now.shape != tensor.shape
+                or not (floats or now.dtype == tensor.dtype)
+            ):
                 is_now = "None" if now is None else f"{_of(now)} {tuple(now.shape)}"
                 raise TaskError(
                     f"{name} was {_of(tensor)} {tuple(tensor.shape)}, and after a batch it is "
