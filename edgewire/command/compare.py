@@ -44,14 +44,8 @@ from edgewire.report.summary import is_no_better, laid_out, next_lines, shown, t
 UNCOMPRESSED, FEW_BYTES = "fedavg", "edgewire"
 NAMES = {UNCOMPRESSED: "uncompressed", "fedavg_f2i_both": "int8", FEW_BYTES: "few bytes"}
 SWEEP_DIR = "hydra.sweep.dir"
-ASKED = (
-    "algorithm",
-    "seed",
-    "goal",
-    "minutes",
-    "bytes",
-    SWEEP_DIR,
-)  # words that Hydra does not get
+# words that Hydra does not get
+ASKED = ("algorithm", "seed", "goal", "minutes", "bytes", SWEEP_DIR)
 OWN = ("nodes", "rounds", "lr")  # words of which each run gets its own
 FACTORS = (1.0, 0.3, 3.0)  # of a method's rate, in a search; of equal ones the first
 VALIDATE = "dataset.validate=0.1"  # a part of the training set is the test set
