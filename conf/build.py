@@ -219,10 +219,11 @@ def model_of(config: Config, data: Data) -> nn.Module:
     module, m = _plain_model_of(config, data), config.model
     tensors = {} if m.file is None else tensors_in(m.file, m.sha256)
     before = m.file and said_in(m.file).get("class_names")
-    if before and data.class_names and not m.new and before != [*data.class_names]:
+    names = [*data.class_names] or [*map(str, range(data.classes))]
+    if before and names and not m.new and before != names:
         last = [*module.state_dict()][-1].rpartition(".")[0]
         raise TaskError(
-            f"{m.file} has the classes {listed(before)}, and the data {listed(data.class_names)}: "
+            f"{m.file} has the classes {listed(before)}, and the data {listed(names)}: "
             f"name them alike, or leave its last layer out by 'model.new=[\"{last}.*\"]'"
         )
     adapted = not tensors.keys() <= module.state_dict().keys()  # it may have adapters' tensors, too

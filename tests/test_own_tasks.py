@@ -369,6 +369,7 @@ def test_a_value_that_is_not_finite_is_named_before_the_run(value, part, check):
     tensors = {"inputs": torch.zeros(9, 3), "targets": torch.zeros(9)}
     tensors[part][4] = value
     good = Split(torch.zeros(9, 3), torch.zeros(9))
-    with pytest.raises(TaskError, match=f"test.{part} have NaN or infinity in row 5"):
-        check("mine", Data(good, Split(**tensors)))
+    for data in (Data(good, Split(**tensors)), Data(good, Split(**tensors), transform=torch.neg)):
+        with pytest.raises(TaskError, match=f"test.{part} have NaN or infinity in row 5"):
+            check("mine", data)
     expect_usable("mine", Data(good, Split(**tensors), transform=lambda x: x.nan_to_num()))

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -107,6 +108,8 @@ def job(composed: DictConfig) -> None:
                 raise
     except Failed as failed:
         if not sweep:
+            if place == folder and {each.name for each in folder.iterdir()} == {HYDRA.name}:
+                shutil.rmtree(folder, ignore_errors=True)  # refused before it has begun
             raise
         note_failure(place, cast(int, failed.code), failed.line)
         if place == folder and not continues():

@@ -119,8 +119,8 @@ def _soonest(asked: Comparison, metric: MainMetric, goal: float, minutes: float)
     say(f"goal: {metric.name} {metric.text(goal)} over {asked.link} · {asked.title}")
     if minutes < math.inf:
         began = time.monotonic()
-        asked.make(methods[:1], asked.seeds[:1])
-        whole = time.monotonic() - began  # seconds of a run, and of what a preset takes in all
+        asked.make(methods[:2], asked.seeds[:1])
+        whole = (time.monotonic() - began) / 2  # seconds of a run, and of what a preset takes
         count = int(60 * minutes / whole) - (FINALISTS + 1) * len(asked.seeds)
         methods = methods[: max(2, count)]
     tried = [*chain(*map(asked.at_rates, methods))]
@@ -197,8 +197,7 @@ def _fewest(asked: Comparison, limit: float) -> int:
     """Search the fewest bytes within `limit` points of the uncompressed method.
 
     All methods run once. Of those that are not hopeless, the two with the fewest bytes run with new
-    seeds, and so on, until a further seed of one is surely within the limit. If there is none, a
-    method is taken whose further seeds lose no more than those of the uncompressed method.
+    seeds, and so on, until a further seed of one is surely within the limit.
     """
     say(f"goal: the fewest bytes within {limit:g} points of uncompressed · {asked.title}")
     ways = 1 if "bytes" in asked.given else 2
@@ -222,9 +221,6 @@ def _fewest(asked: Comparison, limit: float) -> int:
             done[method] += runs
         lost |= {each: losses(done[each], done[plain]) for each in new}
         chosen = next((each for each in pair if further(lost[each]) <= limit), None)
-    if chosen is None and lost:
-        most = further(lost[plain])
-        chosen = next((m for m in lost if m != plain and further(lost[m]) <= most), None)
     table = {str(each): done[each] for each in sorted(ordered, key=lambda each: each != plain)}
     say(comparison(table, str(plain), asked.link), *asked.failed)
     share = done[plain][0].metric.share
@@ -235,6 +231,9 @@ def _fewest(asked: Comparison, limit: float) -> int:
         say(f"{method}: {text} against the mean of uncompressed, on training samples")
     if chosen is None:
         say("no method is surely within the limit: stay uncompressed")
+        if limit < (own := further(lost.get(plain, []))) < math.inf:
+            why = "seeds of uncompressed differ by more than the limit, so none can be"
+            say(f"{why}: more rounds= may help, or goal=within:{math.ceil(own)}")
         return NOT_REACHED
     say(f"chosen: {chosen}")
     print_commands(asked, chosen, asked.seeds[0])

@@ -339,10 +339,12 @@ def node_rows(result: Row, nodes: Sequence[NodeRecord], main: MainMetric) -> dic
     if nodes and not result["client_updates"]:
         rows["nodes"] = "not one update was used: the model is as it was before the first round"
     elif nodes:
-        fine = sum(n.count("replies") == n.count("messages") or n.waits for n in nodes)
+        good = [n for n in nodes if not n.failures]
+        fine = sum(n.count("replies") == n.count("messages") or n.waits for n in good)
         total = number(result.get("nodes")) or 0
         listed = f" listed nodes (of {total:,.0f})" * (total > len(nodes))
         rows["nodes"] = f"{fine:,} of {len(nodes):,}{listed} answered every message"
+        rows["nodes"] += " without a failure" * (len(good) < len(nodes))
         known = any(node.lag is not None for node in nodes)
         rows["nodes"] += "; none is slow" if known and not slow else ""
     return {name: text for name, text in rows.items() if text}

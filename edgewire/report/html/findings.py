@@ -96,8 +96,8 @@ def _trained(report: ReportRuns) -> dict[str, str]:
         return {}
     line = trained(run.result, run.folder)
     if not report.single:  # the last part is the method, in which the groups may differ
-        same = len({group.task for group in report.groups}) == 1
-        line = f"{line.rpartition(' · ')[0]} · " if same else ""
+        tasks = len({group.task for group in report.groups})
+        line = f"{line.rpartition(' · ')[0]} · " if tasks == 1 else f"{tasks} tasks · "
         line += f"{len(report.records)} runs with {len(report.groups)} different settings"
     return {TRAINED: line}
 
@@ -132,7 +132,8 @@ def _bytes(report: ReportRuns) -> str:
     both = [human_bytes(sum(whole_bytes(run.result, way)[0] for run in runs)) for way in WAYS]
     least = min(report.groups, key=lambda group: sum(map(group.sent_mean, WAYS)))
     few = f" {least.label} sends the fewest: {bytes_told(least.first)}."
-    return f"{both[0]} up, {both[1]} down in all runs." + few * (least.whole_ratio is not None)
+    few *= least.whole_ratio is not None and len({group.task for group in report.groups}) == 1
+    return f"{both[0]} up, {both[1]} down in all runs.{few}"
 
 
 def _nodes(report: ReportRuns, nodes: Sequence[NodeRecord]) -> str:

@@ -3,7 +3,7 @@
 import http.client
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -158,8 +158,7 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
             _expect_images(f"{name}: {part}.inputs", split.inputs)
         if data.classes:
             _expect_labels(f"{name}: {part}.targets", split, data.classes)
-        if data.transform is unchanged:  # a transform may replace what is missing
-            _expect_finite(f"{name}: {part}.inputs", split.inputs)
+        _expect_finite(f"{name}: {part}.inputs", split.inputs, data.transform)
     if isinstance(data.transform, ImageTransform):
         _expect_one_shape(name, data, size)
 
@@ -208,13 +207,22 @@ def _form(value: object) -> str:
     return f"{' '.join(words)} {tuple(value.shape)}"
 
 
-def _expect_finite(where: str, tensors: Tensors) -> None:
-    """Refuse NaN and infinity in floats, unless they are so many that reading them takes long."""
+def _expect_finite(
+    where: str, tensors: Tensors, transform: Callable[[Tensors], Tensors] = unchanged
+) -> None:
+    """Refuse NaN and infinity in floats, unless they are so many that reading them takes long.
+
+    A transform may replace them: the first row with one is refused as the transform leaves it.
+    """
     for tensor in leaves(tensors):
         if not tensor.is_floating_point() or tensor.numel() > MOST_READ:
             continue
         if not tensor.sum().isfinite() and not (finite := tensor.isfinite()).all():
             row = int((~finite).flatten(1 if tensor.dim() > 1 else 0).nonzero()[0, 0]) + 1
+            with suppress(Exception):  # a user's transform may raise anything
+                one = transform(mapped(lambda tensor, row=row: tensor[row - 1 : row], tensors))
+                if all(leaf.isfinite().all() for leaf in leaves(one)):
+                    continue
             raise TaskError(
                 f"{where} have NaN or infinity in row {row}: remove such rows, or give an "
                 f"objective (targets) or a transform (inputs) that takes them"
