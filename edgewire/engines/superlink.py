@@ -48,7 +48,13 @@ from edgewire.engines.download import (
     fetch_all,
     follow_files,
 )
-from edgewire.engines.superlink_client import Superlink, one_line_errors
+from edgewire.engines.superlink_client import (
+    PATIENCE,
+    Superlink,
+    is_refused,
+    one_line_errors,
+    patiently,
+)
 from edgewire.machine.errors import EngineError, UsageError
 from edgewire.machine.job import PLACE, Job
 from edgewire.machine.processes import orderly_exit, undisturbed
@@ -171,7 +177,7 @@ def expect_there(source: Source, folder: Path, name: str) -> None:
 
 def _under_way(control: ControlHttpClient, name: str) -> int:
     """Return the id of the unfinished run whose folder at the server has this name; or 0."""
-    runs = control.ListRuns(ListRunsRequest(limit=_MOST_RUNS)).run_dict
+    runs = patiently(control.ListRuns, ListRunsRequest(limit=_MOST_RUNS)).run_dict
     for run_id, run in runs.items():
         values = user_config_from_proto(run.override_config)
         if values.get("output") == name and run.status.status != "finished":
@@ -203,9 +209,22 @@ def _start(
     fab = bundle(job.app_dir, values, job.sources)
     wait_for_nodes(control, job.nodes, wait, more=bool(values.get(RESUME)))
     request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(values))
-    run_id: int = control.StartRun(request).run_id
+    try:
+        run_id: int = control.StartRun(request).run_id
+    except httpx.TransportError as error:  # the answer is lost; to ask again could start two runs
+        run_id = 0 if is_refused(error) else _begun(control, str(values["output"]))
+        if not run_id:
+            raise
     if not run_id:
         raise EngineError(f"the SuperLink at {superlink.address} takes no app of this size")
+    return run_id
+
+
+def _begun(control: ControlHttpClient, name: str) -> int:
+    """Wait for the run whose folder at the server has this name; return its id, 0 without one."""
+    until = time.monotonic() + PATIENCE
+    while not (run_id := _under_way(control, name)) and time.monotonic() < until:
+        time.sleep(_LOOK_SECONDS)
     return run_id
 
 
@@ -272,7 +291,7 @@ def wait_for_nodes(
 
 def online(control: ControlHttpClient) -> int:
     """Return the number of nodes that are online."""
-    found = control.ListNodes(ListNodesRequest())
+    found = patiently(control.ListNodes, ListNodesRequest())
     now = datetime.fromisoformat(found.now).timestamp()  # the server's clock
     return sum(each.status == "online" and each.online_until > now for each in found.nodes_info)
 

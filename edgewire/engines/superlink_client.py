@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import ssl
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from logging import getLogger
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 import httpx
@@ -22,6 +26,10 @@ from edgewire.machine.proxies import (
 )
 
 _SECONDS = 10.0
+PATIENCE = 120.0  # seconds without an answer until a SuperLink counts as gone
+_SOON, _LATE = 0.5, 10.0  # seconds: the first and the longest pause before a call is repeated
+Result = TypeVar("Result")
+log = getLogger("edgewire")
 
 
 def control_client(address: str, root: bytes | None = None) -> ControlHttpClient:
@@ -100,6 +108,36 @@ class Superlink:
             )
         if not found.is_success:
             raise UsageError(f"{none}: status {found.status_code}")
+
+
+def patiently(call: Callable[..., Result], *given: Any) -> Result:
+    """Return the result of a call to a SuperLink that may be made twice; repeat it if it is lost.
+
+    A busy server may answer late. Raises `httpx.TransportError` after `PATIENCE` seconds without an
+    answer, and at once if nothing listens there: a new server would not know the run.
+    """
+    since, last, pause = 0.0, -math.inf, _SOON  # times on `time.monotonic`, seconds
+    while True:
+        try:
+            return call(*given)
+        except httpx.TransportError as error:
+            now = time.monotonic()
+            if now - last > PATIENCE:  # another outage than that of an earlier failure
+                since, pause = now, _SOON
+            if is_refused(error) or now - since >= PATIENCE:
+                raise
+            if last == since:
+                log.warning("the SuperLink does not answer: it is asked for %.0f s", PATIENCE)
+            last = now
+        time.sleep(pause)
+        pause = min(pause * 2, _LATE)
+
+
+def is_refused(error: BaseException | None) -> bool:
+    """Return whether an error comes from a refused connection: nothing listens at the address."""
+    while error is not None and not isinstance(error, ConnectionRefusedError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 @contextmanager
