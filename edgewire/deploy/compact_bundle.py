@@ -155,7 +155,7 @@ class _Writer:
         squeeze = zlib.compressobj(9, wbits=-15, zdict=_WORDS)
         told = b"".join([_SIZE.pack(len(numbers)), numbers, *self._text])
         deflated = squeeze.compress(told) + squeeze.flush()
-        return [_HEAD.pack(FORM, len(deflated)), deflated, *self._raw]
+        return [_HEAD.pack(FORM, len(deflated)) + deflated, *self._raw]
 
 
 class _Reader:

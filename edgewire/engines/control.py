@@ -28,7 +28,6 @@ from flwr.proto.run_pb2 import RunStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
-from edgewire.engines.superlink_client import patiently
 from edgewire.machine.errors import EngineError, UsageError, one_line
 from edgewire.machine.job import Job
 
@@ -127,7 +126,7 @@ def follow(
     copier = threading.Thread(target=_copy_log, args=(client, run_id, log), daemon=True)
     copier.start()
     while True:
-        runs = patiently(client.ListRuns, ListRunsRequest(run_id=run_id))
+        runs = client.ListRuns(ListRunsRequest(run_id=run_id))
         status: RunStatus = runs.run_dict[run_id].status
         on_poll()
         if status.status == "finished":
@@ -145,18 +144,17 @@ def follow(
 
 def _copy_log(client: ControlHttpClient, run_id: int, log: Path) -> None:
     copied = 0.0  # the time of the last part
-
-    def copy() -> None:
-        nonlocal copied
-        asks = StreamLogsRequest(run_id=run_id, after_timestamp=copied)
-        for part in client.StreamLogs(asks):
-            output.write(part.log_output)
-            output.flush()
-            copied = part.latest_timestamp
-
-    # RuntimeError: the client has been closed, because the run was stopped.
-    with log.open("a", encoding="utf-8") as output, suppress(httpx.HTTPError, RuntimeError):
-        patiently(copy)
+    # RuntimeError: the client is closed, because the run was stopped.
+    with log.open("a", encoding="utf-8") as output, suppress(httpx.HTTPStatusError, RuntimeError):
+        while True:
+            with suppress(httpx.TransportError):
+                asked = StreamLogsRequest(run_id=run_id, after_timestamp=copied)
+                for part in client.StreamLogs(asked):
+                    output.write(part.log_output)
+                    output.flush()
+                    copied = part.latest_timestamp
+                return
+            time.sleep(_POLL_SECONDS)
 
 
 def repeat_warnings(file: Path, start: int = 0) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from edgewire.engines.superlink_client import patiently
+from edgewire.engines.superlink_client import REPEATED
 
 GROWING = "history.jsonl"  # its new rows are copied during the run
 REPLACED = "nodes.json"  # copied during the run with the rows; all other files at the run's end
@@ -25,7 +25,7 @@ class ServedFiles:
 
     def sizes(self) -> dict[str, int]:
         """Return the files' names and sizes in bytes; {} if the run does not exist."""
-        found = patiently(self._http.get, self._path)
+        found = REPEATED.invoke(self._http.get, self._path)
         if found.status_code == 404:
             return {}
         sizes: dict[str, int] = found.raise_for_status().json()
@@ -33,17 +33,12 @@ class ServedFiles:
 
     def read(self, name: str, start: int, into: Path) -> None:
         """Append a file's content from byte `start` on to the local file `into`."""
-        before = into.stat().st_size if into.exists() else 0
-
-        def append() -> None:
-            where, params = f"{self._path}/{name}", {"start": start}
-            with into.open("ab") as file, self._http.stream("GET", where, params=params) as found:
-                file.truncate(before)  # an earlier attempt may have failed in the middle
-                found.raise_for_status()
+        where = f"{self._path}/{name}"
+        with self._http.stream("GET", where, params={"start": start}) as found:
+            found.raise_for_status()
+            with into.open("ab") as file:
                 for piece in found.iter_bytes():
                     file.write(piece)
-
-        patiently(append)
 
 
 class LocalFiles:

@@ -48,13 +48,7 @@ from edgewire.engines.download import (
     fetch_all,
     follow_files,
 )
-from edgewire.engines.superlink_client import (
-    PATIENCE,
-    Superlink,
-    is_refused,
-    one_line_errors,
-    patiently,
-)
+from edgewire.engines.superlink_client import REPEATED, Superlink, is_refused, one_line_errors
 from edgewire.machine.errors import EngineError, UsageError
 from edgewire.machine.job import PLACE, Job
 from edgewire.machine.processes import orderly_exit, undisturbed
@@ -83,7 +77,7 @@ def run_on_superlink(
     refuse(job, address=address, certificate=certificate, wait=wait)
     with (
         closing(Superlink(str(address), certificate)) as superlink,
-        closing(superlink.control()) as control,
+        closing(superlink.control(REPEATED)) as control,
     ):
         try:
             with orderly_exit(), one_line_errors(str(address)):
@@ -131,7 +125,7 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
     if status is None or status.sub_status != "completed":
         run_id = _start(job, superlink, control, values, wait)
         status = _followed(control, run_id, output, source, job.folder)
-    found = fetch_all(source, job.folder)
+    found = REPEATED.invoke(fetch_all, source, job.folder)
     again = f"; `python run.py resume={job.folder}` resumes the run"
     if status.sub_status != "completed":
         cause = cause_of(status, output.read_text(encoding="utf-8", errors="replace"))
@@ -177,7 +171,7 @@ def expect_there(source: Source, folder: Path, name: str) -> None:
 
 def _under_way(control: ControlHttpClient, name: str) -> int:
     """Return the id of the unfinished run whose folder at the server has this name; or 0."""
-    runs = patiently(control.ListRuns, ListRunsRequest(limit=_MOST_RUNS)).run_dict
+    runs = control.ListRuns(ListRunsRequest(limit=_MOST_RUNS)).run_dict
     for run_id, run in runs.items():
         values = user_config_from_proto(run.override_config)
         if values.get("output") == name and run.status.status != "finished":
@@ -187,7 +181,7 @@ def _under_way(control: ControlHttpClient, name: str) -> int:
 
 def _ended(source: Source, folder: Path) -> str:
     """Copy the files of a run; return how the run has ended, "" if it has no result."""
-    return _read_ended(folder) if RESULT in fetch_all(source, folder) else ""
+    return _read_ended(folder) if RESULT in REPEATED.invoke(fetch_all, source, folder) else ""
 
 
 def _read_ended(folder: Path) -> str:
@@ -210,21 +204,14 @@ def _start(
     wait_for_nodes(control, job.nodes, wait, more=bool(values.get(RESUME)))
     request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(values))
     try:
-        run_id: int = control.StartRun(request).run_id
-    except httpx.TransportError as error:  # the answer is lost; to ask again could start two runs
-        run_id = 0 if is_refused(error) else _begun(control, str(values["output"]))
+        with closing(superlink.control()) as once:  # to ask twice could start two runs
+            run_id: int = once.StartRun(request).run_id
+    except httpx.TransportError as error:
+        run_id = 0 if is_refused(error) else _under_way(control, values["output"])
         if not run_id:
             raise
     if not run_id:
         raise EngineError(f"the SuperLink at {superlink.address} takes no app of this size")
-    return run_id
-
-
-def _begun(control: ControlHttpClient, name: str) -> int:
-    """Wait for the run whose folder at the server has this name; return its id, 0 without one."""
-    until = time.monotonic() + PATIENCE
-    while not (run_id := _under_way(control, name)) and time.monotonic() < until:
-        time.sleep(_LOOK_SECONDS)
     return run_id
 
 
@@ -238,7 +225,7 @@ def _followed(
     def look() -> None:
         nonlocal repeated
         repeated = repeat_warnings(output, repeated)
-        follow_files(source, folder)
+        REPEATED.invoke(follow_files, source, folder)
 
     try:
         status = follow(control, run_id, output, look)
@@ -291,7 +278,7 @@ def wait_for_nodes(
 
 def online(control: ControlHttpClient) -> int:
     """Return the number of nodes that are online."""
-    found = patiently(control.ListNodes, ListNodesRequest())
+    found = control.ListNodes(ListNodesRequest())
     now = datetime.fromisoformat(found.now).timestamp()  # the server's clock
     return sum(each.status == "online" and each.online_until > now for each in found.nodes_info)
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import ssl
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from logging import getLogger
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 import httpx
 from flwr.cli.utils import flwr_cli_exc_handler
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.retry import RetryInvoker, RetryState, exponential
 
 from edgewire.machine.errors import EngineError, UsageError, one_line
 from edgewire.machine.proxies import (
@@ -27,18 +26,47 @@ from edgewire.machine.proxies import (
 
 _SECONDS = 10.0
 PATIENCE = 120.0  # seconds without an answer until a SuperLink counts as gone
-_SOON, _LATE = 0.5, 10.0  # seconds: the first and the longest pause before a call is repeated
-Result = TypeVar("Result")
 log = getLogger("edgewire")
 
 
-def control_client(address: str, root: bytes | None = None) -> ControlHttpClient:
-    """Return a client of a SuperLink's Control API. `root`: the CA's certificate; None: no TLS."""
+def is_refused(error: BaseException | None) -> bool:
+    """Return whether an error comes from a refused connection: nothing listens at the address."""
+    while error is not None and not isinstance(error, ConnectionRefusedError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _warn(state: RetryState) -> None:
+    if state.tries == 2:
+        log.warning("the SuperLink does not answer: it is asked for %.0f s", PATIENCE)
+
+
+# Repeats a call whose answer is lost, for a busy server may answer late. A refused connection ends
+# it at once: the server has ended, and another one would not know the run.
+REPEATED = RetryInvoker(
+    partial(exponential, 0.5, 2, 10),
+    httpx.TransportError,
+    None,
+    PATIENCE,
+    jitter=None,
+    should_giveup=is_refused,
+    on_backoff=_warn,
+)
+
+
+def control_client(
+    address: str, root: bytes | None = None, repeated: RetryInvoker | None = None
+) -> ControlHttpClient:
+    """Return a client of a SuperLink's Control API.
+
+    `root`: the CA's certificate; None: no TLS. `repeated`: repeats lost calls; None: none is.
+    """
     return ControlHttpClient.from_server_address(
         address,
         insecure=root is None,
         root_certificates=root,
         interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        retry_invoker=repeated,
     )
 
 
@@ -74,9 +102,9 @@ class Superlink:
         self.http = httpx.Client(base_url=url, verify=verify, timeout=_SECONDS)
         self._expect(names[1])
 
-    def control(self) -> ControlHttpClient:
-        """Return a new client of the Control API; the caller closes it."""
-        return control_client(self.address, self.root)
+    def control(self, repeated: RetryInvoker | None = None) -> ControlHttpClient:
+        """Return a new client of the Control API; the caller closes it. See `control_client`."""
+        return control_client(self.address, self.root, repeated)
 
     @property
     def bundles(self) -> bool:
@@ -108,36 +136,6 @@ class Superlink:
             )
         if not found.is_success:
             raise UsageError(f"{none}: status {found.status_code}")
-
-
-def patiently(call: Callable[..., Result], *given: Any) -> Result:
-    """Return the result of a call to a SuperLink that may be made twice; repeat it if it is lost.
-
-    A busy server may answer late. Raises `httpx.TransportError` after `PATIENCE` seconds without an
-    answer, and at once if nothing listens there: a new server would not know the run.
-    """
-    since, last, pause = 0.0, -math.inf, _SOON  # times on `time.monotonic`, seconds
-    while True:
-        try:
-            return call(*given)
-        except httpx.TransportError as error:
-            now = time.monotonic()
-            if now - last > PATIENCE:  # another outage than that of an earlier failure
-                since, pause = now, _SOON
-            if is_refused(error) or now - since >= PATIENCE:
-                raise
-            if last == since:
-                log.warning("the SuperLink does not answer: it is asked for %.0f s", PATIENCE)
-            last = now
-        time.sleep(pause)
-        pause = min(pause * 2, _LATE)
-
-
-def is_refused(error: BaseException | None) -> bool:
-    """Return whether an error comes from a refused connection: nothing listens at the address."""
-    while error is not None and not isinstance(error, ConnectionRefusedError):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 @contextmanager

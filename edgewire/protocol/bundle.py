@@ -16,16 +16,11 @@ _HEAD = struct.Struct("<IQ")
 
 def frames(parts: Iterable[tuple[str, bytes]]) -> bytes:
     """Return a bundle with the given parts, (name, content), in the given order."""
-    return b"".join(pieces(parts))
-
-
-def pieces(parts: Iterable[tuple[str, bytes]]) -> list[bytes]:
-    """Return the bundle of `frames` in pieces, without a copy of the contents."""
-    found: list[bytes] = []
+    pieces: list[bytes] = []
     for name, content in parts:
         encoded = name.encode()
-        found += [_HEAD.pack(len(encoded), len(content)), encoded, content]
-    return found
+        pieces += [_HEAD.pack(len(encoded), len(content)), encoded, content]
+    return b"".join(pieces)
 
 
 def parts_of(data: bytes, limit: int, most: int = MOST_PARTS) -> list[tuple[str, bytes]]:

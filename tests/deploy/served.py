@@ -48,7 +48,7 @@ class Server:
     """
 
     def __init__(self, bundling=True, output=None, keys=None, nodes=None, budget=None):
-        app = create_app()
+        self.app = app = create_app()
         if bundling:
             budget = budget or BodyBudget()
             app.add_middleware(BundleApi, output=output, budget=budget)
@@ -82,6 +82,13 @@ class Server:
 
     def begin_run(self, app=b""):
         """Begin a run of an app's bundle; return the Flower grid of its ServerApp."""
+        run, token = self.begun(app)
+        grid = HttpGrid(self.address, insecure=True, token=token)
+        grid.set_run(run)
+        return grid
+
+    def begun(self, app=b""):
+        """Begin a run of an app's bundle; return the run and the token of its ServerApp."""
         digest = self.state.store_fab(Fab(hashlib.sha256(app).hexdigest(), app, {}))
         run = self.state.create_run(
             "a/b", "1", digest, {}, NOOP_FEDERATION_ID, None, "<id:none>", TaskType.SERVER_APP
@@ -90,20 +97,22 @@ class Server:
         token = self.state.claim_task(task)
         self.state.activate_task(task)
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task, run, 1
-        grid = HttpGrid(self.address, insecure=True, token=token)
-        grid.set_run(self.state.get_run_info(run_ids=[run])[0])
-        return grid
+        return self.state.get_run_info(run_ids=[run])[0], token
 
 
 class FakeNode:
-    """A node that registers itself and sends single requests when a test calls for them."""
+    """A node that registers itself and sends single requests when a test calls for them.
 
-    def __init__(self, address, interval=30):
+    `tls`: the SSL context of its connections; None: no TLS.
+    """
+
+    def __init__(self, address, interval=30, tls=None):
         self._key, _ = generate_key_pairs()
         self.fleet = FleetClient(address, self._key, insecure=True)
         self.public = self.fleet.public_key
+        url = f"{'http' if tls is None else 'https'}://{address}"
         # Without certificates, because loading the system's certificates takes longer than a call.
-        self.http = httpx.Client(base_url=f"http://{address}", trust_env=False, verify=False)
+        self.http = httpx.Client(base_url=url, trust_env=False, verify=tls or False, timeout=120)
         self.call(fleet_pb2.RegisterNodeFleetRequest(public_key=self.public), "register-node")
         activate = fleet_pb2.ActivateNodeRequest(
             public_key=self.public, heartbeat_interval=interval

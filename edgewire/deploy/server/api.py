@@ -26,7 +26,7 @@ Flower's. A node's push also confirms the message that it replies to.
 A node is authenticated by its signature, and a ServerApp is authenticated by its token, as in
 Flower. The other calls are open only to this machine (`edgewire.deploy.server.access`).
 
-Flower's own calls work as before. The calls with large bodies are answered here, by Flower's
+Flower's own calls work as before. Those of nodes with large bodies are answered here, by Flower's
 handlers, because Flower would join, parse and send a whole body in its event loop.
 """
 
@@ -44,19 +44,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import HTTPException
+from flwr.proto import message_pb2
 from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    PullObjectRequest,
-    PushObjectRequest,
-)
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import (
-    PullAppMessagesRequest,
-    PushAppMessagesRequest,
-    PushAppMessagesResponse,
-)
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TASK_TOKEN_HEADER
 from flwr.supercore.dependencies.task import authenticate_task
 from flwr.supercore.error import http_error_translator
@@ -72,31 +65,30 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from edgewire.deploy import compact_bundle
 from edgewire.deploy.server import message_store
 from edgewire.deploy.server.access import LIMIT, App, Scope, Send
-from edgewire.deploy.server.app_downloads import AppDownloads
 from edgewire.deploy.server.duplicates import DuplicateNodes
 from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply, parts_of_replies
 from edgewire.deploy.server.keyed_condition import KeyedCondition
-from edgewire.deploy.server.large_bodies import LargeBodies
+from edgewire.deploy.server.large_bodies import LargeBodies, LargeResponse
 from edgewire.deploy.server.node_registry import status_of
 from edgewire.deploy.server.redelivery import Redelivery
 from edgewire.deploy.server.run_files import results_of
 from edgewire.deploy.server.signed_uploads import SMALL, BodyBudget, expect_signed, length_of
 from edgewire.deploy.signed_header import LONGEST, SignedHeader, headers, read_header
-from edgewire.protocol.bundle import MOST_PARTS, OF_MANY, parts_of, pieces
+from edgewire.protocol.bundle import MOST_PARTS, OF_MANY, frames, parts_of
 
 OURS = "edgewire"
 COMPACT = f"{OURS}-compact"
+APP = "/v1/fleet/get-fab"
 WAIT = f"{OURS}-wait"
 USUAL_WAIT, LONGEST_WAIT = 20.0, 55.0  # seconds
 # Seconds after which a waiting pull checks for new messages and replies, if no call wakes it.
 NODE_LOOKS, SERVER_LOOKS = 5.0, 1.0
-# Seconds: the wait for missing objects, and the shortest and longest pause between two checks.
+# Seconds: the wait for missing objects, and the first and the longest pause between two checks.
 OBJECTS_WAIT, OBJECTS_LOOK, OBJECTS_LATE = 60.0, 0.01, 1.0
 AT_A_TIME = 2  # parallel pushes of a node: one may be broken and not ended yet
 OTHER_PUSH = "/v1/runtime/push-messages"  # Flower's own call of a ServerApp, without objects
 PLAIN, PROTOBUF = "application/octet-stream", "application/protobuf"
 Kind = TypeVar("Kind", bound=Protobuf)
-Handler = Callable[[Any, Any], bytes]  # of a call: request, state -> serialized response
 Reader = Callable[[bytes, int, int], list[tuple[str, bytes]]]
 
 
@@ -109,10 +101,10 @@ class BundleApi:
 
     def __init__(self, app: App, output: Path | None, budget: BodyBudget) -> None:
         self._app, self._output, self._budget = app, output, budget
-        self._large, self._apps = LargeBodies(), AppDownloads()
+        self._large = LargeBodies()
         self._bell, self._handed, self._twins = KeyedCondition(), Redelivery(), DuplicateNodes()
         self._arriving = IncompleteReplies()
-        self._sending = Counter[str]()  # public key of a node -> objects that it is sending now
+        self._sending = Counter[str]()  # public key of a node -> calls of `_flowers`
         self._pushing = Counter[int]()  # node id -> bundles that it is sending now
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", f"/v1/fleet/{OURS}"): self._hello,
@@ -123,9 +115,15 @@ class BundleApi:
             ("POST", f"/v1/runtime/{OURS}/pull"): self._server_pulls,
             ("POST", f"/v1/runtime/{OURS}/push"): self._server_pushes,
             ("POST", OTHER_PUSH): self._server_pushes,
-            ("POST", "/v1/fleet/get-fab"): self._app_is_wanted,
-            ("POST", "/v1/fleet/push-object"): self._object_comes,
-            ("POST", "/v1/fleet/pull-object"): self._object_is_wanted,
+            ("POST", APP): partial(
+                self._flowers, GetFabRequest, partial(message_store.zipped_app, {})
+            ),
+            ("POST", "/v1/fleet/push-object"): partial(
+                self._flowers, message_pb2.PushObjectRequest, fleet.push_object
+            ),
+            ("POST", "/v1/fleet/pull-object"): partial(
+                self._flowers, message_pb2.PullObjectRequest, fleet.pull_object
+            ),
         }
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
@@ -142,6 +140,8 @@ class BundleApi:
 
     def _route(self, scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
         found = self._routes.get((scope["method"], scope["path"]))
+        if scope["path"] == APP and "gzip" not in Headers(scope=scope).get("accept-encoding", ""):
+            return None  # a client of another kind
         if found is None and scope["path"].startswith(f"/v1/control/{OURS}/runs/"):
             return partial(results_of, self._output)
         return found
@@ -158,8 +158,8 @@ class BundleApi:
         return JSONResponse(await run_in_threadpool(status_of, asks.public_key, state))
 
     async def _node_pulls(self, request: Request) -> Response:
-        signed, rest = await _read_signed(request)
-        number = await self._large.joined(rest)
+        signed, pieces = await _read_signed(request)
+        number = await self._large.joined(pieces)
         node, state = signed.node_id, get_linkstate(request)
         if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state) is not None):
             raise HTTPException(409, "another node is online with this key")
@@ -179,20 +179,17 @@ class BundleApi:
             await asyncio.sleep(pause)
             pause = min(pause * 2, OBJECTS_LATE)  # all nodes of a run may wait for one object
             await run_in_threadpool(load.fetch, state)
-        return self._large.response(
-            await self._large.work(lambda: compact_bundle.pieces(load.parts()))
-        )
+        return LargeResponse(await self._large.work(compact_bundle.pieces, load.parts()))
 
     async def _node_pushes(self, request: Request) -> Response:
-        signed, rest = await _read_signed(request)
+        signed, pieces = await _read_signed(request)
         if self._pushing[signed.node_id] >= AT_A_TIME:
             raise HTTPException(429, "this node sends so many replies already")
         size = length_of(request.scope) or 0
         with _counted(self._pushing, signed.node_id):
             async with self._budget.held(signed.node_id, size) if size > SMALL else nullcontext():
-                body = await self._large.joined(rest)
-                parts = await self._large.work(_parts, body, MOST_PARTS, compact_bundle.parts_of)
-                del body
+                content = await self._large.joined(pieces)
+                parts = await self._parts(content, MOST_PARTS, compact_bundle.parts_of)
                 return await self._stored(request, parts, signed.node_id)
 
     async def _other_node_pushes(self, request: Request) -> Response:
@@ -209,48 +206,35 @@ class BundleApi:
         self, request: Request, found: list[tuple[str, bytes]], asks: int
     ) -> Response:
         """Store the reply of the node `asks`, given the parts of the reply's bundle."""
-        run, response = await self._large.work(
-            self._store, dict(found), asks, get_linkstate(request)
-        )
-        self._bell.ring(("run", run))
-        return Response(response, media_type=PROTOBUF)
-
-    def _store(self, parts: dict[str, bytes], asks: int, state: Any) -> tuple[int, bytes]:
-        """Store a reply as `_stored` does; return its run and Flower's response."""
-        pushed = _read(PushMessagesRequest, parts.pop("request", b""))
+        parts = dict(found)
+        pushed = await self._large.work(_read, PushMessagesRequest, parts.pop("request", b""))
         confirm = parts.pop("confirm", None)
-        said = [pushed.node.node_id, *(m.metadata.src_node_id for m in pushed.messages_list)]
+        said = [pushed.node.node_id, *(m.metadata.src_node_id for m in pushed.messages_list[:2])]
         if said != [asks, asks] or len(pushed.message_object_trees) != 1:
             raise HTTPException(400, "a push holds one message, of the node that pushes it")
         confirmed = None if confirm is None else _read(ConfirmMessageReceivedRequest, confirm)
+        state = get_linkstate(request)
         try:
-            response = message_store.from_node(pushed, parts, confirmed, self._handed, state)
+            response = await self._large.work(
+                message_store.from_node, pushed, parts, confirmed, self._handed, state
+            )
         except ValueError as error:
             raise HTTPException(400, f"this reply is not taken: {error}") from error
-        return pushed.messages_list[0].metadata.run_id, response.SerializeToString()
+        self._bell.ring(("run", pushed.messages_list[0].metadata.run_id))
+        return Response(response.SerializeToString(), media_type=PROTOBUF)
 
-    async def _app_is_wanted(self, request: Request) -> Response:
-        zipped = "gzip" in request.headers.get("accept-encoding", "")
-        found = await self._flowers(request, GetFabRequest, partial(self._apps.response, zipped))
-        if zipped:
-            found.headers["content-encoding"] = "gzip"
-        return found
-
-    async def _object_comes(self, request: Request) -> Response:
+    async def _flowers(
+        self, kind: type[Kind], handler: Callable[[Kind, Any], Protobuf | bytes], request: Request
+    ) -> Response:
+        """Answer a node's call of Flower's API by its handler; a result in bytes is compressed."""
         with _counted(self._sending, request.headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER)):
-            return await self._flowers(request, PushObjectRequest, _serialized(fleet.push_object))
-
-    async def _object_is_wanted(self, request: Request) -> Response:
-        return await self._flowers(request, PullObjectRequest, _serialized(fleet.pull_object))
-
-    async def _flowers(self, request: Request, kind: type[Protobuf], handler: Handler) -> Response:
-        """Answer a node's call to Flower's Fleet API; `handler` serializes the response."""
-        body = await self._large.joined(request.stream())
-        asks = await self._large.work(_read, kind, body)
-        del body
-        await expect_signed(request, asks)
-        made = await self._large.work(handler, asks, get_linkstate(request))
-        return self._large.response([made], media_type=PROTOBUF)
+            asks = await self._large.work(_read, kind, await self._large.joined(request.stream()))
+            await expect_signed(request, asks)
+            found = await self._large.work(handler, asks, get_linkstate(request))
+        if isinstance(found, bytes):
+            return LargeResponse([found], media_type=PROTOBUF, headers={"content-encoding": "gzip"})
+        content = await self._large.work(found.SerializeToString)
+        return LargeResponse([content], media_type=PROTOBUF)
 
     async def _server_pulls(self, request: Request) -> Response:
         state, task = get_linkstate(request), await _task(request)
@@ -268,8 +252,8 @@ class BundleApi:
         found = await self._bell.wait_for(("run", task.run_id), look, _seconds(request), pause)
         if found is not None:
             await run_in_threadpool(message_store.received, found, state)
-        parts = await self._large.work(lambda: pieces(parts_of_replies(found or [])))
-        return self._large.response(parts, media_type=PLAIN)
+        content = await self._large.work(lambda: frames(parts_of_replies(found or [])))
+        return LargeResponse([content], media_type=PLAIN)
 
     def _sends(self, key: bytes) -> bool:
         """Return whether the node with this public key is sending an object now."""
@@ -279,16 +263,19 @@ class BundleApi:
         state, task = get_linkstate(request), await _task(request)
         body = await self._large.joined(request.stream())
         flowers = request.scope["path"] == OTHER_PUSH
-
-        def stored() -> tuple[PushAppMessagesRequest, PushAppMessagesResponse]:
-            parts = {"request": body} if flowers else dict(_parts(body, OF_MANY, parts_of))
-            pushed = _read(PushAppMessagesRequest, parts.pop("request", b""))
-            return pushed, message_store.from_server(pushed, parts, state, task)
-
-        pushed, response = await self._large.work(stored)
+        parts = {"request": body} if flowers else dict(await self._parts(body, OF_MANY, parts_of))
+        pushed = _read(PushAppMessagesRequest, parts.pop("request", b""))
+        response = await self._large.work(message_store.from_server, pushed, parts, state, task)
         for node in {message.metadata.dst_node_id for message in pushed.messages_list}:
             self._bell.ring(("node", node))
         return Response(response.SerializeToString(), media_type=PROTOBUF if flowers else PLAIN)
+
+    async def _parts(self, body: bytes, most: int, read: Reader) -> list[tuple[str, bytes]]:
+        """Return a bundle's parts. Raises `HTTPException` for a malformed bundle."""
+        try:
+            return await self._large.work(read, body, LIMIT, most)
+        except ValueError as error:
+            raise HTTPException(400, f"this is no bundle: {error}") from error
 
 
 async def _read_signed(request: Request) -> tuple[SignedHeader, AsyncIterator[bytes]]:
@@ -323,18 +310,6 @@ async def _task(request: Request) -> Any:
     """Return the task of the ServerApp that sends a request, after Flower has checked its token."""
     token = request.headers.get(TASK_TOKEN_HEADER)
     return await run_in_threadpool(authenticate_task, request, token, get_linkstate(request))
-
-
-def _parts(body: bytes, most: int, read: Reader) -> list[tuple[str, bytes]]:
-    """Return a bundle's parts. Raises `HTTPException` for a malformed bundle."""
-    try:
-        return read(body, LIMIT, most)
-    except ValueError as error:
-        raise HTTPException(400, f"this is no bundle: {error}") from error
-
-
-def _serialized(handler: Callable[[Any, Any], Protobuf]) -> Handler:
-    return lambda asks, state: bytes(handler(asks, state).SerializeToString())
 
 
 def _read(kind: type[Kind], content: bytes) -> Kind:

@@ -6,11 +6,13 @@ of a bundle.
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
+from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import (
     PullMessagesRequest,
     PullMessagesResponse,
@@ -80,6 +82,17 @@ def key_of(node_id: int, state: Any) -> bytes:
     """Return a node's public key; b"" for an unknown node."""
     found = state.get_node_info(node_ids=[node_id])
     return found[0].public_key if found else b""
+
+
+def zipped_app(known: dict[str, bytes], request: GetFabRequest, state: Any) -> bytes:
+    """Return Flower's response to a node that downloads an app, serialized and compressed by gzip.
+
+    `known`: the responses by the apps' hashes; each is compressed once for all nodes.
+    """
+    found = fleet.get_fab(request, state)  # it checks the request
+    if request.hash_str not in known:
+        known[request.hash_str] = gzip.compress(found.SerializeToString(), mtime=0)
+    return known[request.hash_str]
 
 
 def mark_online(node_id: int, state: Any) -> None:
