@@ -123,7 +123,7 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
         log.warning("there is no checkpoint of the run yet: it starts from the beginning")
         values[RESUME] = False
     if status is None or status.sub_status != "completed":
-        run_id = _start(job, superlink, control, values, wait)
+        run_id = start_run(job, superlink, control, values, wait)
         status = _followed(control, run_id, output, source, job.folder)
     found = REPEATED.invoke(fetch_all, source, job.folder)
     again = f"; `python run.py resume={job.folder}` resumes the run"
@@ -192,7 +192,7 @@ def _read_ended(folder: Path) -> str:
         return ""
 
 
-def _start(
+def start_run(
     job: Job,
     superlink: Superlink,
     control: ControlHttpClient,
