@@ -34,6 +34,7 @@ from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.api import BundleApi
 from edgewire.deploy.server.connections import uvicorn_options
 from edgewire.deploy.server.node_registry import Registry
+from edgewire.deploy.server.server import KEPT
 from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 from edgewire.deploy.signed_header import headers, sign_header
 from edgewire.simulation.workers.node_host import load_object
@@ -65,7 +66,9 @@ class Server:
         self.place = self._socket.getsockname()
         self.address = "{}:{}".format(*self.place)
         self._server = uvicorn.Server(
-            uvicorn.Config(app, log_config=None, **tls, **uvicorn_options())
+            uvicorn.Config(
+                app, log_config=None, timeout_keep_alive=KEPT, **tls, **uvicorn_options()
+            )
         )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
 
