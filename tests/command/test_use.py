@@ -152,6 +152,7 @@ def test_help_describes_what_a_word_takes(word, cli):
     assert (code, printed.err) == (0, "")
     assert f"usage: python run.py {word} " in printed.out
     assert word != "export" or "onnx, pte or torch" in printed.out
+    assert f" {word} " in cli("--help")[1].out.partition("Groups")[0]
 
 
 def test_python_gets_an_exception(run):
