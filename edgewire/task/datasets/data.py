@@ -221,7 +221,7 @@ def _expect_finite(
         if not tensor.sum().isfinite() and not (finite := tensor.isfinite()).all():
             row = int((~finite).flatten(1 if tensor.dim() > 1 else 0).nonzero()[0, 0]) + 1
             with suppress(Exception):  # a user's transform may raise anything
-                one = transform(mapped(lambda tensor, row=row: tensor[row - 1 : row], tensors))
+                one = transform(taken(tensors, torch.tensor([row - 1])))
                 if all(leaf.isfinite().all() for leaf in leaves(one)):
                     continue
             raise TaskError(
