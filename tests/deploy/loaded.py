@@ -26,6 +26,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from edgewire.deploy.certificates import make_ca, make_server
+from edgewire.deploy.server.server import KEPT
 from edgewire.protocol.choose_grid import bundled
 from papers.benchmarks.devices.fleet.probed_server import Probe, most
 from tests.deploy.processes import ROOT
@@ -37,7 +38,7 @@ BEATS = 10  # seconds between two heartbeats of the run's task
 
 def serve(keys, file):
     """Serve until standard input ends; print the address, the run and the ServerApp's token."""
-    server = Server(keys=keys)
+    server = Server(keys=keys, kept=KEPT)
     gc.freeze()  # as `edgewire.deploy.server` does
     server.app.add_middleware(Probe, file=file)
     with server:

@@ -34,7 +34,6 @@ from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.api import BundleApi
 from edgewire.deploy.server.connections import uvicorn_options
 from edgewire.deploy.server.node_registry import Registry
-from edgewire.deploy.server.server import KEPT
 from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 from edgewire.deploy.signed_header import headers, sign_header
 from edgewire.simulation.workers.node_host import load_object
@@ -45,10 +44,10 @@ class Server:
 
     `bundling`: whether it has the project's own calls, which send a whole message in one request.
     `keys`: the folder that `edgewire.deploy.keys` writes, for TLS. `nodes`: the file of registered
-    nodes. `budget`: the memory for large bodies.
+    nodes. `budget`: the memory for large bodies. `kept`: seconds that idle connections stay open.
     """
 
-    def __init__(self, bundling=True, output=None, keys=None, nodes=None, budget=None):
+    def __init__(self, bundling=True, output=None, keys=None, nodes=None, budget=None, kept=5):
         self.app = app = create_app()
         if bundling:
             budget = budget or BodyBudget()
@@ -67,7 +66,7 @@ class Server:
         self.address = "{}:{}".format(*self.place)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app, log_config=None, timeout_keep_alive=KEPT, **tls, **uvicorn_options()
+                app, log_config=None, timeout_keep_alive=kept, **tls, **uvicorn_options()
             )
         )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
