@@ -8,8 +8,7 @@ from typing import Any
 from edgewire.task.errors import TaskError
 
 PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # texts that Hydra reads without quotes
-IN = r"[^=,()\[\]]"
-# texts with other letters, or with brackets that close
+IN = r"[^=,()\[\]]"  # TEXTS: those with brackets that close, or with other letters
 TEXTS = re.compile(rf"{IN}+([(\[]{IN}*[)\]]{IN}*)+|{IN}*[^\x00-\x7f=,()\[\]]{IN}*")
 WORDS = ("null", "true", "false", "nan", "inf")  # Hydra reads these as other values than texts
 
@@ -24,8 +23,7 @@ def quoted(text: str) -> str:
 def with_quotes(word: str) -> str:
     """Return an override with quotes around texts with other letters than a to z, or with brackets.
 
-    A word that Hydra can read is returned as it is; so is one that has quotes or a mapping, whose
-    keys cannot have any.
+    A word is returned as it is if Hydra can read it, or if it has quotes or a mapping.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException

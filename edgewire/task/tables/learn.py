@@ -354,11 +354,7 @@ class _Learner:
         even = step and not (steps % step).any() and steps.sum() < 2 * step * len(values)
         if even and named and not wishes.plain:
             raise Problem("numbers the rows", key=LEFT)
-        part = replace(part, numbered=bool(step and (named or steps.sum() < 1.25 * len(values))))
-        if (steps > 0).mean() > 0.99 and not part.numbered and not wishes.plain:
-            hint = f"add dataset.skip={text_of([name])} if it only tells rows apart"
-            log.warning("%s: %s has its own number in nearly each row: %s", rows.place, name, hint)
-        return part
+        return replace(part, numbered=bool(step and (named or steps.sum() < 1.25 * len(values))))
 
     def _kind(self, name: str, cells: Any, target: bool) -> Column:
         """Return a column with its kind: what the user said, or what most cells are."""

@@ -232,9 +232,8 @@ def numeric(rows: Rows, texts: Any) -> Any:
     """Return texts as an Arrow array of float64, without a value where they are no numbers."""
     texts = compute.replace_substring_regex(texts, r"^([+-]?[\d.,]+)\s*%$", r"\1")  # percents
     decimal = rows.reading.decimal or "."
-    many = compute.match_substring_regex(texts, THOUSANDS[decimal])
     short = compute.replace_substring(texts, "," if decimal == "." else ".", "")
-    texts = compute.if_else(many, short, texts)
+    texts = compute.if_else(compute.match_substring_regex(texts, THOUSANDS[decimal]), short, texts)
     if decimal == ",":
         texts = compute.replace_substring(texts, ",", ".")
     good = compute.match_substring_regex(texts, NUMBER)

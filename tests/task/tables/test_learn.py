@@ -264,16 +264,6 @@ def test_texts_among_numbers_are_named_as_missing_ones(tmp_path):
     assert none.columns.features[1].values == ("NA", "x")  # a list without texts: empty cells only
 
 
-def test_a_column_that_nearly_numbers_the_rows_is_named_and_kept(tmp_path, caplog):
-    for serial in ([*range(0, 7 * ROWS, 7)], [5, *random.permutation(2**30)[: ROWS * 2 - 1]]):
-        rows = {name: [*cells] * 2 for name, cells in GOOD.items()}
-        serial = [*serial, *serial][: 2 * ROWS] if len(serial) == ROWS else serial
-        data = table(file_of(tmp_path, {**rows, "serial no": serial}), "churn")
-        assert len(data.columns.features) == 3
-        said = "serial no has its own number in nearly each row: add dataset.skip=['serial no']"
-        assert (said in caplog.text) == (len({*serial}) > ROWS)
-
-
 def test_percents_are_numbers_and_dropped_rows_leave_holes_in_ids(tmp_path):
     columns = {
         **GOOD,
