@@ -87,8 +87,7 @@ def _unlike(column: Column, cells: Any, values: Floats) -> Iterator[str]:
         text = tidy(cells[int(new.argmax())])[:20]
         yield f"{100 * new.mean():.3g} % of {name} is unknown, such as {text}"
     if column.kind == "number" and 2 * far.sum() > len(far):
-        usual = f"{column.mean:.3g} ± {column.std:.3g}"
-        yield f"{100 * far.mean():.3g} % of {name} is far from the training's {usual}"
+        yield f"{100 * far.mean():.3g} % of {name} is far from the training's {column.mean:.3g}"
     if len(gaps) > 1 and gaps.mean() > 0.9 > column.missing:
         yield f"{100 * gaps.mean():.3g} % of {name} has no value"
 

@@ -75,7 +75,6 @@ class Part:
             or any(type(each) is not str or len(each) > LONGEST for each in texts)
             or len(self.counts) > MOST_TOLD
             or len(self.column.values) > 1
-            or self.column.counts
             or max(abs(self.column.mean), self.column.std) > LARGEST
             or not sum(self.counts.values()) + self.unnamed <= self.known <= self.rows
             or self.told not in (0, self.known)
