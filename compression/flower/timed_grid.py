@@ -247,13 +247,12 @@ class AdaptiveTimeout:
         `waiting`: message id -> node, of all messages without a reply. In real time the log names
         these nodes once, after `LEAST` seconds or twice the time of the slowest reply so far.
         """
-        ids = list(waiting)
         if self._named < self.deadline:
-            if arrived := self._grid.pull_before(ids, self._named):
+            if arrived := self._grid.pull_before(waiting, self._named):
                 return arrived
             self._warn("the server still waits, at most %.0f s, for", self.deadline, waiting)
             self._named = math.inf
-        arrived = self._grid.pull_before(ids, self.deadline)
+        arrived = self._grid.pull_before(waiting, self.deadline)
         if self._real and not arrived:
             self._warn("no reply within %.0f s (timeout=) from", self._grid.now, waiting)
         return arrived

@@ -76,12 +76,11 @@ def _is_one_line(error: BaseException) -> bool:
 
 def refused(message: Message, error: BaseException, seconds: float = 0.0) -> bytes:
     """Return an error reply to a message, as a bundle. `seconds`: how long the app has run."""
-    code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-    reason = str(error) if _is_one_line(error) else f"{type(error).__name__}: {error}"
+    died = isinstance(error, NodeDied)
+    code = ErrorCode.CLIENT_APP_CRASHED if died else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    reason = str(error) if died or _is_one_line(error) else f"{type(error).__name__}: {error}"
     if isinstance(error, AppError):
         code, reason = ErrorCode.LOAD_CLIENT_APP_EXCEPTION, f"the ClientApp did not load: {error}"
-    elif isinstance(error, NodeDied):
-        code = ErrorCode.CLIENT_APP_CRASHED
     return _bundle(Message(Error(code, reason), reply_to=message), message, seconds)
 
 

@@ -24,8 +24,6 @@ _RECORD = "deaths"
 class NodeDied(Exception):
     """The node gives a message up, because its process has died during this message."""
 
-    one_line = True
-
 
 class Deaths:
     """The count of one node, in a record of its database.

@@ -8,9 +8,8 @@ A node of this project pulls only when it has no unanswered message. So if it pu
 message without a reply has not reached it, and the server sends that message again. If the message
 has reached the node after all, the node recognizes the message's id and sends the same reply again.
 
-A message may also end the node's process before it is on disk, for lack of memory. Each process of
-a node has a number (`duplicates.py`). After `MOST` processes got a message, the next one does not:
-the message is deleted, and Flower gives the ServerApp an error in place of a reply.
+A message may also end the node's process before it is on disk. If `MOST` processes of a node have
+pulled a message, the server deletes it, and Flower gives the ServerApp an error instead of a reply.
 
 This state is in memory, because a SuperLink's runs also end when its process ends. It takes a few
 entries per node.
@@ -54,15 +53,15 @@ class Redelivery:
     def again(self, node: int, state: Any, process: bytes = b"") -> PullMessagesResponse | None:
         """Return the oldest message that a node has not replied to; None if there is none.
 
-        `process`: the number of the process that pulls, or b"". A message that `MOST` others got
-        is deleted.
+        `process`: the number of the process that pulls (`duplicates.py`), or b"".
 
         This call also removes messages for which no reply is expected any more: messages whose
         reply came by another call, expired messages, and messages of finished runs.
         """
         for message_id, response in list(self._nodes.get(node, {}).items()):
             if _is_open(message_id, response.messages_list[0].metadata, state):
-                if not process or len(self._processes[message_id] | {process}) <= MOST:
+                before = self._processes.get(message_id, set())
+                if not process or len(before | {process}) <= MOST:
                     return response
                 log.warning("node %d got a message %d times and died: it fails", node, MOST)
                 state.delete_messages({message_id})
