@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from sys import modules
 from types import BuiltinFunctionType, FunctionType, UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -163,7 +164,10 @@ def _expect_defined_there(key: str, name: str, module: str | None) -> None:
     """
     words = 2 if name.startswith("edgewire.") else 1
     if str(module).split(".")[:words] != name.split(".")[:words]:
-        raise ConfigError(f"{key}._target_={name} is of {module}: name it by that, or define it")
+        last = name.rpartition(".")[2]
+        there = hasattr(modules.get(str(module)), last)
+        cure = f"give {key}._target_={module}.{last}" if there else "define it in your package"
+        raise ConfigError(f"{key}._target_={name} is of {module}: {cure}")
 
 
 def with_targets(node: Any, new: Callable[[str, str], str], key: str = "") -> Any:

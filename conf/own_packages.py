@@ -33,6 +33,7 @@ from edgewire.import_names import FOLDERS as SUBPACKAGES
 FOLDERS = "EDGEWIRE_PACKAGES"  # the folders in which packages are looked up after Python's path
 OURS = ("edgewire",)  # the app's own package
 TEST = re.compile(r".*/(test_[^/]*|[^/]*_test)\.py")
+INSTALLED = {"site-packages", "dist-packages"}  # folders with packages that are not the user's own
 DIGITS = 16  # hexadecimal digits of a fingerprint
 
 
@@ -139,7 +140,7 @@ def source_files(name: str) -> dict[str, Path]:
 def marked(name: str) -> str:
     """Return NAME@FINGERPRINT for files of the user's own; NAME for any other package, or none."""
     with suppress(ConfigError):  # a notebook's __main__ is in no file
-        installed = {"site-packages", "dist-packages"} & {*Path(str(_spec_of(name).origin)).parts}
+        installed = INSTALLED & {*Path(str(_spec_of(name).origin)).parts}
         if not installed and name not in sys.stdlib_module_names:
             return f"{name}@{fingerprint(name)}"
     return name
@@ -164,7 +165,7 @@ def _spec_of(name: str) -> ModuleSpec:
     if spec is None:
         raise ConfigError(
             f"packages=[{name}]: there is no {name} here: it is looked up on Python's path "
-            "(PYTHONPATH), beside the folder of --config-dir, and in the working directory"
+            "(PYTHONPATH=FOLDER), beside the folder of --config-dir, and in the working directory"
         )
     if not spec.has_location:
         raise ConfigError(f"packages=[{name}]: the folder {name} has no __init__.py")

@@ -15,7 +15,7 @@ from functools import partial
 
 from edgewire.conf.build import data_of, model_of, objective_of
 from edgewire.conf.classes import is_ours, targets_in
-from edgewire.conf.own_packages import import_packages, marked
+from edgewire.conf.own_packages import import_packages, marked, source_files
 from edgewire.conf.schema import Config, ConfigError, DatasetConfig, ModelConfig
 from edgewire.conf.trust import NodeGrants, abbreviate
 from edgewire.task.datasets import Data, Split
@@ -107,9 +107,13 @@ def _expect_trusted(info: ModelInfo, packages: Sequence[str]) -> None:
         listed = name in TRANSFORMS if group == "transform" else is_ours(group, name)
         top = name.partition(".")[0]
         if not listed and not grants.allows(name) and top not in packages:
+            why = "no files of yours with the run's contents"
+            if top in words.values():
+                source_files(top)  # raises an error that says where a lost package is looked up
+                why = f"{abbreviate(top)} has changed since the run"
             raise ConfigError(
-                f"{key}={abbreviate(name)}: its package is not EdgeWire's, and no files of yours "
-                f"with the run's contents; if you trust it, name it: --packages={abbreviate(top)} "
+                f"{key}={abbreviate(name)}: its package is not EdgeWire's, and {why}; "
+                f"if you trust it, name it: --packages={abbreviate(top)} "
                 f"(in Python: load_model(RUN, packages=['{abbreviate(top)}']))"
             )
     tops = dict.fromkeys(name.partition(".")[0] for name in (*own, *packages))

@@ -21,7 +21,7 @@ from tests.quick_hydra import quicken
 quicken()
 # No deadlines: a busy machine must not fail a test. `.ci/run` sets the variable to `many`.
 settings.register_profile("few", deadline=None, max_examples=25)
-settings.register_profile("many", deadline=None, max_examples=100)
+settings.register_profile("many", deadline=None, max_examples=50)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
 

@@ -34,7 +34,7 @@ from edgewire.conf.network import network_named
 from edgewire.conf.own_packages import look_in
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.words import explained
-from edgewire.report.comparison import LINK, comparison
+from edgewire.report.comparison import LINK, ONE_SEED, UNCLEAR, comparison
 from edgewire.report.energy import RADIOS
 from edgewire.report.metric import ACCURACY, LOSS
 from edgewire.report.reader import ResultsError
@@ -82,9 +82,9 @@ class Comparison:
     """What the words of the command line ask for, and the runs of methods in a new folder.
 
     `options`: Hydra's. `task`: overrides of the task and of the link, `link`: its name. `given`:
-    the values of `ASKED` and `OWN`, by key. `seeds`: of a method's runs. `base`: the configuration
-    of the uncompressed method; all have the `nodes` and the `rounds` of the few bytes. `failed`: a
-    line for each method that failed. Raises `ConfigError`.
+    the values of `ASKED` and `OWN`, by key; `kept`: all words but `ASKED`. `seeds`: of a method's
+    runs. `base`: the configuration of the uncompressed method; all have the `nodes` and `rounds` of
+    the few bytes. `failed`: a line for each method that failed. Raises `ConfigError`.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -92,6 +92,7 @@ class Comparison:
         overrides = self.parsed.overrides
         self.options, self.failed = ordered[: -len(overrides) or None], dict[str, None]()
         self.task, self.link, self.given = list[str](), "", dict[str, str]()
+        self.kept = [*self.options]
         self.sweeps = 0  # that were begun
         for each in OverridesParser.create().parse_overrides(overrides):
             word, key = str(each.input_line), each.key_or_group
@@ -100,6 +101,7 @@ class Comparison:
                 raise ConfigError(f"compare takes no {key}=: it trains new models")
             if each.is_sweep_override() and key not in ASKED:
                 raise ConfigError(f"{word} has several values: compare takes one task")
+            self.kept += [word] * (key not in ASKED)
             if key in (*ASKED, *OWN):
                 self.given[key] = value
                 continue
@@ -144,13 +146,13 @@ class Comparison:
 
     @property
     def is_known(self) -> bool:
-        """Whether the presets' rates suit the task: it is ours, or `lr=` was given.
+        """Whether the task is ours, so that the presets' rates suit it.
 
         Data from the user's files, and data or models of the user's code, are not ours.
         """
         targets = [str(self.base[group].get("_target_")) for group in ("dataset", "model")]
         ours = all(each == "None" or each.startswith("edgewire.") for each in targets)
-        return "lr" in self.given or (ours and not self.base.dataset.root)
+        return ours and not self.base.dataset.root
 
     def methods(self, default: Iterable[str]) -> list[Method]:
         """Return the presets to compare, the uncompressed one first, with their rates.
@@ -262,24 +264,30 @@ def compare(words: Sequence[str], search: Callable[[Comparison], int]) -> int:
     done = [*chain(*found.values())]
     folder = cast(Path, done[0].folder).parent
     named = {str(each): found.get(each, []) for each in methods}
-    say(comparison(named, str(methods[0]), asked.link))
-    say(*notes(done, asked), *asked.failed)
-    goal = shlex.join([*asked.options, *asked.task, "goal=within:1"])
-    nexts = {
-        f"python -m edgewire.report {shlex.quote(str(shown(folder)))}": "all pictures",
-        OWN_DATA: "your own data",
-        f"python run.py compare {goal}": "fewest bytes, no loss",
-    }
+    table = comparison(named, str(methods[0]), asked.link)
+    said = {str(cell).rpartition(": ")[2] for each in table.columns for cell in each.cells}
+    say(table, *notes(done, asked, UNCLEAR in said), *asked.failed)
+    again = f"python run.py compare {shlex.join(asked.kept)}".strip()
+    seeds = ",".join(map(str, range(max(10, 2 * len(asked.seeds)))))
+    chosen = f" algorithm={asked.given.get('algorithm')}" * ("algorithm" in asked.given)
+    nexts = {f"python -m edgewire.report {shlex.quote(str(shown(folder)))}": "all pictures"}
+    if {UNCLEAR, ONE_SEED} & said:
+        nexts[f"{again}{chosen} seed={seeds}"] = "more seeds"
+    if asked.is_known:
+        nexts[OWN_DATA] = "your own data"
+    nexts[f"{again} goal=within:1"] = "fewest bytes, no loss"
     say(*next_lines({"": ""}, *nexts.items()))
     return 1 if asked.failed or any(run.diverged for run in done) else 0
 
 
-def notes(runs: Sequence[Run], asked: Comparison) -> list[str]:
-    """Return lines that say what ± means, what the bytes are of, and whether updates failed."""
+def notes(runs: Sequence[Run], asked: Comparison, unclear: bool) -> list[str]:
+    """Return lines that say what ±, `unclear` and bytes mean, and whether updates failed."""
     seeds, test, link = len(asked.seeds), runs[0].result.get("data", {}).get("test"), asked.link
     rows = {"±": f"95 % interval over {seeds} seeds" if seeds > 1 else "one seed has no interval"}
     if test and runs[0].metric == ACCURACY:
         rows["±"] += f"; one test sample is {100 / test:.2g} points"
+    if unclear:
+        rows[UNCLEAR] = "the interval is too wide to tell a loss from none: more seeds can tell"
     if bad := sum(is_no_better(run.result, run.metric) for run in runs):
         what = f"{bad} of {len(runs)} runs are no better than a constant answer"
         rows["check"] = f"{what}: more rounds=, lr= or objective.class_weights=balanced may help"

@@ -10,6 +10,7 @@ import logging
 import os
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -42,7 +43,7 @@ from edgewire.command.sweep import (
 from edgewire.compression.base import PayloadError
 from edgewire.conf.check import build, check_targets
 from edgewire.conf.load import name_algorithm, typed
-from edgewire.conf.own_packages import look_in
+from edgewire.conf.own_packages import INSTALLED, look_in
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.machine.errors import Ended, EngineError
 from edgewire.machine.job import PLACE
@@ -55,7 +56,7 @@ from edgewire.report.loggers.following import logged, loggers_of
 from edgewire.report.metric import MainMetric
 from edgewire.report.progress import VIEW, run_progress
 from edgewire.report.reader import ResultsError
-from edgewire.report.runs import HYDRA, read_result
+from edgewire.report.runs import HYDRA, PATH, path_of, read_result
 from edgewire.report.summary import screen as summary
 from edgewire.report.summary import trained
 from edgewire.report.table import WIDTH
@@ -123,7 +124,8 @@ def job(composed: DictConfig) -> None:
 def write_configuration(composed: DictConfig, folder: Path) -> None:
     """Write `.hydra/`, as Hydra does before it calls `job`; a resumed run keeps its own."""
     hydra = HydraConfig.get()
-    files = {"config": composed, "hydra": HydraConfig.instance().cfg}
+    path = [each for each in map(str, sys.path) if not INSTALLED & {*Path(each).parts}]
+    files = {"config": composed, "hydra": HydraConfig.instance().cfg, PATH.stem: path}
     if hydra.job.name != RESUME:
         for name, content in {**files, "overrides": hydra.overrides.task}.items():
             replace_file(folder / HYDRA / f"{name}.yaml", OmegaConf.to_yaml(content))
@@ -143,7 +145,8 @@ def run(composed: DictConfig, folder: Path) -> None:
     """Run a composed configuration in Hydra's run folder and print its summary."""
     refuse_sweep()
     composed, hydra = completed(composed), HydraConfig.get()
-    look_in([*(Path(each).parent for each in config_dirs(hydra.runtime)), Path.cwd()])
+    dirs = (Path(each).parent for each in config_dirs(hydra.runtime))
+    look_in([*dirs, *path_of(folder), Path.cwd()])
     config = typed(composed)
     loggers = loggers_of(config)
     set_up_logging(config.verbose)

@@ -27,7 +27,7 @@ from edgewire.conf.load import compose_config
 from edgewire.conf.schema import Config, ConfigError, declared
 from edgewire.import_names import new_name
 from edgewire.machine.job import PLACE
-from edgewire.report.runs import HYDRA
+from edgewire.report.runs import HYDRA, path_of
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.checkpoint_file import expect
 from edgewire.task.model_file import MODEL
@@ -156,9 +156,12 @@ def own_folders_of(run: Path) -> list[Path]:
 
     `run`: the run's folder, or its model's file.
     """
-    file = (run if run.is_dir() else run.parent) / OF_HYDRA
-    given = [Path(word).parent for word in _config_dir(file)[1:]]
-    return [*given, started_in([f"{START}={file.parents[1]}"]), Path.cwd()]
+    folder = (run if run.is_dir() else run.parent).resolve()
+    given = [Path(word).parent for word in _config_dir(folder / OF_HYDRA)[1:]]
+    found = [*given, *path_of(folder), started_in([f"{START}={folder}"])]
+    # what lies in the run's folder, or in one that has no whole path, may be somebody else's
+    mine = (p for p in found if p.is_absolute() and not p.resolve().is_relative_to(folder))
+    return [*mine, Path.cwd()]
 
 
 def starting(argv: list[str]) -> list[str]:

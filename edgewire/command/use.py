@@ -61,8 +61,10 @@ def predict(words: Sequence[str]) -> None:
     table = model.predict(given.file)
     out = Path(given.out or PREDICTIONS)
     replace_file(out, table.to_csv())
-    shown = table.iloc[:SHOWN, :SHOWN].to_string(max_colwidth=20, float_format="{:.4g}".format)
-    names = ", ".join([str(table.index.name), *table.columns[:SHOWN]])
+    few = table if len(table.columns) <= SHOWN else table.filter(regex=r"^(?!(p|output)\()")
+    form = "{:.4g}".format
+    shown = few.head(SHOWN).to_string(max_cols=SHOWN, max_colwidth=20, float_format=form)
+    names = listed([str(table.index.name), *table.columns], SHOWN + 1)
     files = f"files      {out}: rows: {len(table):,}, of {names}"
     print(*_trained(given.run), *_measured(table, model, given), shown, files, sep="\n")
 

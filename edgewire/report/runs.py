@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
@@ -32,6 +33,7 @@ from edgewire.report.reader import folders as folders_below
 RESULT, HISTORY = "result.json", "history.jsonl"
 HYDRA = Path(".hydra")
 OVERRIDES, CONFIG = HYDRA / "overrides.yaml", HYDRA / "config.yaml"
+PATH = HYDRA / "python_path.yaml"  # the folders in which Python looked up the user's packages
 FAILED = "failed.json"  # a failed job of a sweep has written its exit code and line there
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # the value of another key of a configuration
 GAVE_UP = "no update could be used"  # `stopped` begins with this in a result
@@ -239,6 +241,13 @@ def run_of(folder: Path, result: dict[str, Any]) -> Run:
     name = main_of(result).name
     overrides = with_effect(read_overrides(folder))
     return Run(overrides, result, lambda: read_history(folder / HISTORY, name), folder)
+
+
+def path_of(folder: Path) -> list[Path]:
+    """Return the folders in which a run's packages were looked up; [] if it has not saved them."""
+    with suppress(ResultsError, OSError, ValueError, TypeError):
+        return [*map(Path, read_yaml(folder / PATH))]
+    return []
 
 
 def read_result(folder: Path) -> dict[str, Any]:

@@ -123,8 +123,8 @@ class Partition:
         if by is not None and by not in self._columns:
             raise TaskError(
                 f"{type(partitioner).__name__} has partition_by={by}, which the samples lack: "
-                f"label needs targets that are classes, and group needs dataset.group=COLUMN; "
-                f"partition=iid needs neither"
+                f"label needs targets that are classes, and group needs dataset.group=COLUMN, or "
+                f"Split(x, y, groups) of your own function; partition=iid needs neither"
             )
         self.by_group = by == "group"
         self._total, self._nodes, self._seed = total, nodes, seed

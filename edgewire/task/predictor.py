@@ -103,7 +103,7 @@ class Predictor:
         has the targets, too, `attrs["metrics"]` of the table holds the loss and the metrics by
         name. The index is a DataFrame's own one, or the files of photos. Of a table's file it is
         the first column that tells all rows apart and is no input; else it counts from 1. The log
-        warns of answers that are no numbers.
+        warns of answers that are no numbers; they have no class.
 
         Raises `TaskError` for a source that cannot be read, that lacks a column, or that has an
         unknown class.
@@ -114,8 +114,11 @@ class Predictor:
         found = pd.DataFrame(self._columns(inputs))
         key, index = names or ("id", range(1, len(found) + 1))
         found.index = pd.Index(index, name=key)
-        if odd := int(found.select_dtypes("number").isna().any(axis=1).sum()):
-            log.warning("%d of %d answers are no numbers: look at these samples", odd, len(found))
+        odd = found.select_dtypes("number").isna().any(axis=1).to_numpy()
+        if odd.any():
+            found.loc[odd, found.columns.intersection(["class", "token"])] = None
+            said = "%d of %d answers are no numbers, that of %s %s first: look at these samples"
+            log.warning(said, odd.sum(), len(found), key, found.index[odd.argmax()])
         if targets is not None and len(found):
             model, prepared = self.module.model, self.module.transform(inputs)
             metrics = evaluate(model, self.objective, prepared, targets, self.info.batch)
@@ -187,7 +190,13 @@ class Predictor:
             return arrays
         names, left = own.get("inputs"), [k for k in arrays if k != own.get("group")]
         name = names[0] if isinstance(names, list) else names
-        return arrays.get(str(name), arrays[left[0]] if len(left) == 1 else arrays)
+        if len(left) > 1:
+            left = [k for k in left if [*arrays[k].shape[1:]] == self.info.inputs["shape"]]
+        left = [str(name)] if name in arrays else left
+        if len(left) != 1:
+            takes = f"the model takes one array, {in_words(self.info.inputs)}"
+            raise TaskError(f"the file holds {', '.join(arrays)}, and {takes}: save it alone")
+        return arrays[left[0]]
 
     def _photos(self, path: Path) -> Found:
         shape: Any = self.info.inputs["shape"] if "dtype" in self.info.inputs else ()

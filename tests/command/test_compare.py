@@ -56,6 +56,12 @@ def test_the_methods_of_the_default_are_compared(printed, tmp_path):
     assert sizes == sorted(sizes, reverse=True)
     assert all(": " in rows[name] for name in names[1:])  # a verdict in words
     assert "no update failed" in text
+    unclear = any(row.partition(": ")[2].startswith("unclear") for row in rows.values())
+    assert any(line.startswith("unclear ") for line in lines) == unclear
+    more = "python run.py compare rounds=2 nodes=3 engine.workers=1 seed=0,1,2,3,4,5,6,7,8,9"
+    assert (more in text) == unclear
+    assert command.OWN_DATA in text
+    assert lines[-1].strip().startswith(more.replace("seed=0,1,2,3,4,5,6,7,8,9", "goal=within:1"))
     folder = re.search(r"python -m edgewire.report (\S+)", text)[1]
     assert len(list((tmp_path / folder).glob("*/result.json"))) == 6
     others = [len(line) for line in lines if line not in rows.values()]
@@ -149,7 +155,11 @@ def test_an_own_task_gets_the_rates_that_are_searched_for_it(printed, own, tmp_p
     assert "first 4 short runs search" in text
     rates = tmp_path.glob("multirun/*/*/*/result.json")
     assert len(list(rates)) == 4 + 2  # the few bytes have a rule
-    assert " ".join(own[:2]) in text.partition("next")[2]
+    again = " ".join(["python run.py compare", *own, *quick[1:]])
+    more, goal = map(str.strip, text.splitlines()[-2:])
+    assert more.startswith(f"{again} algorithm=edgewire seed=0,1,2,3,4,5,6,7,8,9")
+    assert goal.startswith(f"{again} goal=within:1")
+    assert command.OWN_DATA not in text
 
 
 def test_a_method_keeps_its_own_rate_on_an_own_task(own):
@@ -161,7 +171,7 @@ def test_a_method_keeps_its_own_rate_on_an_own_task(own):
     tried = [each.lr for each in asked.at_rates(asked.methods([])[0])]
     assert tried == ["0.01", "0.003", "0.03"]
     given = Comparison([*own, "lr=0.2"])
-    assert given.is_known
+    assert given.with_best_rates(given.methods([])) == given.methods([])
     assert {each.lr for each in given.methods(["edgewire"])} == {"0.2"}
 
 

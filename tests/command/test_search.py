@@ -182,7 +182,7 @@ def test_a_goal_that_no_method_reaches_has_its_own_exit_code(printed):
     ("limit", "code"), [pytest.param("999", 0, marks=pytest.mark.system), ("1e-9", 3)]
 )
 def test_the_fewest_bytes_within_a_limit(limit, code, printed, monkeypatch):
-    monkeypatch.setattr(search, "NEW_SEEDS", 1)
+    monkeypatch.setattr(search, "NEW_SEEDS", 2)
     monkeypatch.setattr(search, "FIDELITIES", ("low",))
     words = ["rounds=2", "seed=0", "lr=0.1", "algorithm=edgewire"]
     found, text = printed(*QUICK, *words, f"goal=within:{limit}")

@@ -1,13 +1,16 @@
 """`load_model`, `predict`, `export` and `start=`: a run's model in use, and trained on."""
 
 import csv
+import re
 import shutil
+import sys
 
 import pandas as pd
 import pytest
 from huggingface_hub import ModelCard
 
 import edgewire
+from edgewire.conf.schema import ConfigError
 from edgewire.report.card import CARD
 from edgewire.task.errors import TaskError
 from tests.runs import history_of, result_of, write_photos
@@ -34,7 +37,7 @@ def run(photos):
     return edgewire.train(*SMALL, *words, folder.replace(" ", "_"), progress=False).folder
 
 
-def test_a_run_is_used_exported_and_trained_on(cli, run, photos, tmp_path):
+def test_a_run_is_used_exported_and_trained_on(cli, run, photos, tmp_path, monkeypatch):
     """The figures are the run's, predictions go to CSV, and a new run begins at the run's value."""
     result = result_of(run)
     out = tmp_path / "p.csv"
@@ -56,7 +59,10 @@ def test_a_run_is_used_exported_and_trained_on(cli, run, photos, tmp_path):
     assert table.attrs["metrics"]["loss"] == result["loss"]
     assert list(table["class"]) == [row["class"] for row in rows]
 
+    monkeypatch.setattr("edgewire.command.use.SHOWN", 3)  # as with more classes
     printed = cli("predict", str(run), str(photos / "train"), "--out", str(out))[1]
+    assert "\n    class  probability\n" in re.sub(r" {4,}", "    ", printed.out)
+    assert ": rows: 20, of id, class, probability, p(cat) and 1 more" in printed.out
     assert "with targets (the run's own data, training samples included)" in printed.out
 
     assert cli("export", str(run), "torch")[0] == 0
@@ -113,12 +119,40 @@ def test_a_mistake_is_one_line_and_writes_nothing(words, line, cli, run, tmp_pat
     assert not [*tmp_path.glob("outputs/**/result.json")]
 
 
+def test_own_code_is_found_where_the_run_found_it(tmp_path, monkeypatch):
+    """Without Python's path of the run; never in the run's folder, which may be somebody else's."""
+    text = (
+        "from torch import nn\ndef net():\n return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))"
+    )
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "used_net.py").write_text(text)
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path / "mine")
+        edgewire.train(*SMALL, "model._target_=used_net.net", f"hydra.run.dir={folder}")
+
+    def loaded():
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", [*sys.path])
+            patch.delenv("EDGEWIRE_PACKAGES", raising=False)
+            sys.modules.pop("used_net", None)
+            return edgewire.load_model(folder)
+
+    assert len(loaded().classes) == 10
+    (tmp_path / "mine").rename(folder / "mine")
+    for path in (folder / "mine", "run/mine"):
+        (folder / ".hydra" / "python_path.yaml").write_text(f"- {path}\n")
+        with pytest.raises(ConfigError, match="there is no used_net here"):
+            loaded()
+
+
 @pytest.mark.parametrize("word", ["predict", "export", "new"])
 def test_help_describes_what_a_word_takes(word, cli):
     code, printed = cli(word, "--help")
     assert (code, printed.err) == (0, "")
     assert f"usage: python run.py {word} " in printed.out
     assert word != "export" or "onnx, pte or torch" in printed.out
+    assert f" {word} " in cli("--help")[1].out.partition("Groups")[0]
 
 
 def test_python_gets_an_exception(run):

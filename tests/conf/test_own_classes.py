@@ -161,7 +161,11 @@ def test_a_package_that_is_not_allowed_is_not_imported(package, allow):
     [
         ("ownpackage.parts.make", "is no class"),
         ("ownpackage.parts.Other", "is no Strategy"),
-        ("ownpackage.parts.FedAvg", "is of flwr"),
+        (
+            "ownpackage.parts.FedAvg",
+            "is of flwr.serverapp.strategy.fedavg: give strategy._target_=",
+        ),
+        ("ownpackage.parts.FedAvg", "_target_=flwr.serverapp.strategy.fedavg.FedAvg"),
         ("ownpackage.parts.Popen", "is of subprocess"),
         ("ownpackage.parts.Path", "is of pathlib"),
         ("ownpackage.parts.system", "is no class"),

@@ -70,7 +70,7 @@ WRONG = {
     "os": "Python or EdgeWire has this name",
     "class": "give the name with which Python imports a package",
     "whole.parts": "without a path",
-    "absent": "there is no absent here: it is looked up on Python's path (PYTHONPATH), beside",
+    "absent": "there is no absent here: it is looked up on Python's path (PYTHONPATH=FOLDER)",
     "folder": "the folder folder has no __init__.py",
     "raises": "its import failed: RuntimeError: first line",
     "exits": "its import failed: SystemExit: 0",

@@ -71,7 +71,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("kind", WORDS)
-def test_the_model_gives_the_runs_metrics_for_the_test_file(kind, tmp_path):
+def test_the_model_gives_the_runs_metrics_for_the_test_file(kind, tmp_path, caplog):
     """To the last digit, from raw samples; and the same answers from tensors as from the file."""
     file = folders(tmp_path / "data", kind)
     words = [*WORDS[kind], f"dataset.root={tmp_path / 'data'}"]
@@ -104,6 +104,17 @@ def test_the_model_gives_the_runs_metrics_for_the_test_file(kind, tmp_path):
             found = model.predict(tmp_path / name)
             assert (found.to_numpy() == table.to_numpy()).all()
             assert found.attrs == {}
+        windows = data.test.inputs.clone()
+        windows[3:5, 0, 0] = torch.nan
+        np.savez(tmp_path / "b.npz", windows=windows, person=np.arange(40))
+        found = model.predict(tmp_path / "b.npz")
+        assert found["class"].isna().to_list() == [k in (3, 4) for k in range(40)]
+        assert (found["class"] == table["class"]).sum() == 38
+        assert "2 of 40 answers are no numbers, that of id 4 first" in caplog.text
+        assert ",,,," in found.to_csv()
+        np.savez(tmp_path / "c.npz", first=windows, second=windows)
+        with pytest.raises(TaskError, match="holds first, second, and the model takes one array"):
+            model.predict(tmp_path / "c.npz")
     if kind == "text":
         assert len(model.predict(b"what is ")) == 1
 
@@ -172,15 +183,17 @@ def test_own_classes_are_found_again_and_their_package_must_be_the_same(own, mon
     assert info.packages[0].startswith("saved_own@")
     changed = replace(info, packages=["saved_own@0123456789abcdef"])
     save_file(tensors, own / "model.safetensors", changed.metadata())
-    with pytest.raises(
-        ConfigError, match="no files of yours with the run's contents; if you trust it"
-    ):
+    with pytest.raises(ConfigError, match="saved_own has changed since the run; if you trust it"):
         predictor_of(str(own))
     assert predictor_of(str(own), ["saved_own"]).predict(torch.ones(1, 4)).shape == (1, 1)
     gone = replace(info, model={"own": {"_target_": "saved_gone.Net"}}, transform=PLAIN)
     save_file(tensors, own / "model.safetensors", gone.metadata())
     with pytest.raises(ConfigError, match="there is no saved_gone here"):
         predictor_of(str(own), ["saved_gone"])
+    gone = replace(gone, packages=["saved_gone@0123456789abcdef"])
+    save_file(tensors, own / "model.safetensors", gone.metadata())
+    with pytest.raises(ConfigError, match=r"there is no saved_gone here: .* \(PYTHONPATH=FOLDER\)"):
+        predictor_of(str(own))
 
 
 def test_a_transform_that_is_in_no_file_is_said(own):

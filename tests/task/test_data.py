@@ -63,7 +63,7 @@ BAD = {
         replace(DATA, train=Split(GOOD.inputs, GOOD.targets, torch.zeros(6, 1).long())),
         "groups are int64 (6, 1): give the number of a group",
     ),
-    "a pair": ((GOOD, GOOD), "loaded as a tuple, and Data is taken"),
+    "a pair": ((GOOD, GOOD), "a tuple, and Data is taken: return Data(Split(x, y), Split(x, y)), "),
 }
 
 

@@ -231,7 +231,7 @@ REFUSED = [
     (flower.GroupedNaturalIdPartitioner("group", 3), grouped([3, 4, 5, 6]), 3, "makes 2 part"),
     (flower.ShardPartitioner(2, "label", 2), grouped([3, 4, 5, 6]), 2, "targets that are classes"),
     (flower.NaturalIdPartitioner("user"), grouped([3, 4, 5, 6]), 4, "partition_by=user"),
-    (Natural(2), FIFTY, 2, r"dataset\.group="),
+    (Natural(2), FIFTY, 2, r"group needs dataset\.group=COLUMN, or Split\(x, y, groups\) of"),
     (flower.NaturalIdPartitioner("group"), FIFTY, 2, r"dataset\.group="),
 ]  # fmt: skip
 

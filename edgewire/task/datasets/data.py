@@ -145,7 +145,8 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
         TaskError: one line with what was found, what is accepted, and what to do.
     """
     if not isinstance(data, Data):
-        raise TaskError(f"{name} was loaded as a {type(data).__name__}, and Data is taken")
+        cure = "return Data(Split(x, y), Split(x, y)), both imported from edgewire.task.datasets"
+        raise TaskError(f"{name} was loaded as a {type(data).__name__}, and Data is taken: {cure}")
     names = len(data.class_names)
     if not isinstance(data.classes, int) or data.classes < 0 or names not in (0, data.classes):
         raise TaskError(
@@ -220,7 +221,7 @@ def _expect_finite(
         if not tensor.sum().isfinite() and not (finite := tensor.isfinite()).all():
             row = int((~finite).flatten(1 if tensor.dim() > 1 else 0).nonzero()[0, 0]) + 1
             with suppress(Exception):  # a user's transform may raise anything
-                one = transform(mapped(lambda tensor, row=row: tensor[row - 1 : row], tensors))
+                one = transform(taken(tensors, torch.tensor([row - 1])))
                 if all(leaf.isfinite().all() for leaf in leaves(one)):
                     continue
             raise TaskError(
