@@ -1,9 +1,6 @@
 """A message that ends the node's process is given up after its deaths, and no other message is."""
 
 import itertools
-import tempfile
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,10 +16,9 @@ ENDS = ["killed", "told", "power", "offline", "both"]
 class Machine:
     """A node's disk and its process. `left`: the message on the disk."""
 
-    def __init__(self, folder):
-        self.boot, self.left = folder / "boot", ""
+    def __init__(self, database, boot):
+        self.database, self.boot, self.left = database, boot, ""
         self.boots = itertools.count()
-        self.database = NodeDatabase(folder)
         self.power()
         self.start()
 
@@ -44,13 +40,20 @@ class Machine:
         return how in ("killed", "offline")
 
 
-@contextmanager
-def machine():
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deaths, "BOOT", Path(folder) / "boot")
-        made = Machine(Path(folder))
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """Return a function that makes a machine whose disk is empty."""
+    folder = tmp_path_factory.mktemp("node")
+    database = NodeDatabase(folder)
+
+    def made():
+        database.remove("deaths")
+        return Machine(database, folder / "boot")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deaths, "BOOT", folder / "boot")
         yield made
-        made.database.close()
+    database.close()
 
 
 @given(
@@ -61,74 +64,74 @@ def machine():
         max_size=6,
     )
 )
-def test_a_message_is_given_up_after_its_deaths_alone(messages):
+def test_a_message_is_given_up_after_its_deaths_alone(machine, messages):
     """A message: its run, how its processes end, and whether idle processes die after it."""
     marked = set()
-    with machine() as m:
-        for number, (run, ends, idle) in enumerate(messages):
-            m.left, died = str(number), 0
+    m = machine()
+    for number, (run, ends, idle) in enumerate(messages):
+        m.left, died = str(number), 0
+        m.process.begin(m.left, run)
+        for how in ends:
+            died += m.end(how)
+            if died >= (1 if run in marked else MOST):
+                marked.add(run)
+                for _ in range(2):  # also if sending the reply fails
+                    with pytest.raises(NodeDied, match=rf"\(deaths: {died}\)$"):
+                        m.process.begin(m.left, run)
+                break
             m.process.begin(m.left, run)
-            for how in ends:
-                died += m.end(how)
-                if died >= (1 if run in marked else MOST):
-                    marked.add(run)
-                    for _ in range(2):  # also if sending the reply fails
-                        with pytest.raises(NodeDied, match=rf"\(deaths: {died}\)$"):
-                            m.process.begin(m.left, run)
-                    break
+            m.process.begin(m.left, run)  # as after a failed request
+        else:
+            m.process.over(run)
+            marked.discard(run)
+            for _ in range(4 * idle):
+                m.end("killed")  # the next process sends the last reply again
                 m.process.begin(m.left, run)
-                m.process.begin(m.left, run)  # as after a failed request
-            else:
                 m.process.over(run)
-                marked.discard(run)
-                for _ in range(4 * idle):
-                    m.end("killed")  # the next process sends the last reply again
-                    m.process.begin(m.left, run)
-                    m.process.over(run)
 
 
-def test_a_message_of_a_process_that_lives_costs_no_write(monkeypatch):
-    with machine() as m:
-        m.process.begin("0", "a")
+def test_a_message_of_a_process_that_lives_costs_no_write(machine, monkeypatch):
+    m = machine()
+    m.process.begin("0", "a")
+    m.process.over("a")
+    monkeypatch.delattr(NodeDatabase, "write")
+    for number in range(1, 9):
+        m.process.begin(str(number), "a")
         m.process.over("a")
-        monkeypatch.delattr(NodeDatabase, "write")
-        for number in range(1, 9):
-            m.process.begin(str(number), "a")
-            m.process.over("a")
 
 
-def test_a_count_that_cannot_be_written_is_written_later(monkeypatch):
-    with machine() as m:
-        m.left = "0"
+def test_a_count_that_cannot_be_written_is_written_later(machine, monkeypatch):
+    m = machine()
+    m.left = "0"
+    m.process.begin("0", "a")
+    m.end("killed")
+    with monkeypatch.context() as patch:
+        patch.setattr(NodeDatabase, "write", full)
+        for _ in range(2 * MOST):
+            with pytest.raises(OSError, match="full"):
+                m.process.begin("0", "a")
+        m.process.spare()
+    m.process.begin("0", "a")
+    m.end("killed")
+    m.process.begin("0", "a")
+    m.end("killed")
+    with pytest.raises(NodeDied):
         m.process.begin("0", "a")
-        m.end("killed")
-        with monkeypatch.context() as patch:
-            patch.setattr(NodeDatabase, "write", full)
-            for _ in range(2 * MOST):
-                with pytest.raises(OSError, match="full"):
-                    m.process.begin("0", "a")
-            m.process.spare()
-        m.process.begin("0", "a")
-        m.end("killed")
-        m.process.begin("0", "a")
-        m.end("killed")
-        with pytest.raises(NodeDied):
-            m.process.begin("0", "a")
 
 
 def full(*given):
     raise OSError(28, "the disk is full")
 
 
-def test_only_the_last_runs_are_remembered():
-    with machine() as m:
-        for number in range(40):
-            m.left = str(number)
-            m.process.begin(m.left, str(number))
-            for _ in range(MOST - 1):
-                m.end("killed")
-                m.process.begin(m.left, str(number))
+def test_only_the_last_runs_are_remembered(machine):
+    m = machine()
+    for number in range(40):
+        m.left = str(number)
+        m.process.begin(m.left, str(number))
+        for _ in range(MOST - 1):
             m.end("killed")
-            with pytest.raises(NodeDied):
-                m.process.begin(m.left, str(number))
-        assert len(m.database.read("deaths")) < 300
+            m.process.begin(m.left, str(number))
+        m.end("killed")
+        with pytest.raises(NodeDied):
+            m.process.begin(m.left, str(number))
+    assert len(m.database.read("deaths")) < 300
