@@ -103,7 +103,7 @@ class Restarted:
         ("objects-after", [MOST, 1, 1], GIVEN_UP),
         ("answered-before", [MOST, 1, 1], GIVEN_UP),
         ("answered-after", [MOST, 1, 1], GIVEN_UP),
-        ("claim-before", [redelivery.MOST] * 3, UNAVAILABLE),  # the message is not on the disk
+        ("claim-before", [redelivery.MOST], UNAVAILABLE),  # the message is not on the disk
     ],
 )
 def test_a_message_that_kills_the_node_fails(point, deaths, code, fab, tmp_path):

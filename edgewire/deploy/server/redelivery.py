@@ -60,8 +60,7 @@ class Redelivery:
         """
         for message_id, response in list(self._nodes.get(node, {}).items()):
             if _is_open(message_id, response.messages_list[0].metadata, state):
-                before = self._processes.get(message_id, set())
-                if not process or len(before | {process}) <= MOST:
+                if not process or len(self._processes.get(message_id, set()) | {process}) <= MOST:
                     return response
                 log.warning("node %d got a message %d times and died: it fails", node, MOST)
                 state.delete_messages({message_id})
