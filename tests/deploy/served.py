@@ -148,9 +148,12 @@ class FakeNode:
         """Send a compact call, "pull" or "push"; return the server's response."""
         return self.http.post(f"/v1/fleet/edgewire/compact/{what}", content=content, timeout=60)
 
-    def message(self, wait=0):
-        """Return a message if one arrives within `wait` seconds, else None."""
-        content = self.post("pull", self.signed(wait)).raise_for_status().content
+    def message(self, wait=0, process=b""):
+        """Return a message if one arrives within `wait` seconds, else None.
+
+        `process`: the number of the node's process.
+        """
+        content = self.post("pull", self.signed(wait) + process).raise_for_status().content
         if not content:
             return None
         (_, head), *parts = compact_bundle.parts_of(content, 1 << 30)

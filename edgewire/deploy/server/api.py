@@ -167,7 +167,7 @@ class BundleApi:
         wanted = PullMessagesRequest(node=Node(node_id=node))
 
         def look() -> Awaitable[message_store.Load | None]:
-            return run_in_threadpool(message_store.for_node, wanted, self._handed, state)
+            return run_in_threadpool(message_store.for_node, wanted, self._handed, state, number)
 
         load = await self._bell.wait_for(
             ("node", node), look, min(signed.wait, LONGEST_WAIT), lambda: NODE_LOOKS, alone=True

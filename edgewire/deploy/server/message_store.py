@@ -102,16 +102,18 @@ def mark_online(node_id: int, state: Any) -> None:
         state.acknowledge_node_heartbeat(node_id, found[0].heartbeat_interval)
 
 
-def for_node(request: PullMessagesRequest, handed: Redelivery, state: Any) -> Load | None:
+def for_node(
+    request: PullMessagesRequest, handed: Redelivery, state: Any, process: bytes = b""
+) -> Load | None:
     """Return the next message for a node, with its objects; None if no message exists.
 
     `handed`: messages that the node has pulled and not replied to. They are sent again first,
-    because a node that pulls has not received them.
+    because a node that pulls has not received them. `process`: the number of the node's process.
     """
     node = request.node.node_id
-    response = handed.again(node, state)
+    response = handed.again(node, state, process)
     response = response or fleet.pull_messages(request, state, state.object_store)
-    handed.note(node, response)
+    handed.note(node, response, process)
     load = Load(response, request.node)
     for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
         names = (each.object_id for each in inflatable.iterate_object_tree(tree))
