@@ -78,6 +78,7 @@ class Rounds:
     def resume(self):
         """Continue with a new grid, on another clock, that has only the state of a checkpoint."""
         state = from_bytes(RunLineageState, to_bytes(self.grid.state(self.number)))
+        self.strategy.state = from_bytes(FailurePolicyState, to_bytes(self.strategy.state))
         self.grid = self.places(self.grid.now - 12_345.0)
         self.grid.load(state)
 
