@@ -53,11 +53,11 @@ class Rounds:
     """Rounds in which every node that takes part gets one message, which it may fail.
 
     `nodes`: by id, a function of the round that says whether the node fails. `online`: a function
-    of the round that returns the nodes that are online.
+    of the round that returns the nodes that are online. `idle`: rounds in which no node is asked.
     """
 
-    def __init__(self, nodes, most, online=None, seconds=60.0):
-        self.nodes, self.seconds = nodes, seconds
+    def __init__(self, nodes, most, online=None, seconds=60.0, idle=()):
+        self.nodes, self.seconds, self.idle = nodes, seconds, idle
         self.online = online or (lambda number: sorted(nodes))
         self.strategy, self.number = Strategy(), 0
         self.most = most
@@ -87,7 +87,7 @@ class Rounds:
             self.number += 1
             part = list(self.grid.get_node_ids())
             used = 0
-            for node in part:
+            for node in part if self.number not in self.idle else ():
                 if self.nodes[node](self.number):
                     self.strategy.failures.leave_out(node, "no power")
                 else:
@@ -125,6 +125,13 @@ def test_a_spare_node_replaces_a_node_that_fails_until_it_succeeds_on_trial(capl
         "node 2 has failed 3 times in a row: a spare node has its place for 10 minutes",
         "node 2 has failed 4 times in a row: a spare node has its place for 20 minutes",
     ]
+
+
+def test_a_trial_lasts_until_the_node_has_failed_its_message():
+    rounds = Rounds({1: never, 2: always, 3: never}, 2, idle=range(12, 20)).go(22)
+    assert rounds.asked[3:13] == [[1, 3]] * 10
+    assert rounds.asked[13:20] == [[1, 2]] * 7
+    assert rounds.asked[20:] == [[1, 3]] * 2
 
 
 def test_pauses_become_twice_as_long_up_to_a_day():
