@@ -319,15 +319,12 @@ def parameters_of(
         if not _takes_any(here):
             break
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    groups = tuple(p for p in found.values() if _is_group(p.annotation))
+    classes = [p for p in found.values() if isinstance(p.annotation, type)]
+    groups = tuple(p for p in classes if issubclass(p.annotation, OptionGroup))
     named = {name: p for name, p in found.items() if p.kind not in kinds and p not in groups}
     for group in groups:
         named |= _fields_of(group)
     return named, _takes_any(_signature(target).parameters), groups
-
-
-def _is_group(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, OptionGroup)
 
 
 def _fields_of(group: inspect.Parameter) -> Mapping[str, inspect.Parameter]:

@@ -49,7 +49,8 @@ class Block:
         if self.language:
             return self.language in SHELL
         lines = (line.lstrip("( ") for line in self.text.splitlines())
-        return any(line.split(" ")[0] in SIGNS for line in map(_without_variables, lines) if line)
+        begins = (re.sub(r"^(?:[A-Za-z_]\w*=\S* +)+", "", line) for line in lines)  # no A=1 B=2
+        return any(line.split(" ")[0] in SIGNS for line in begins if line)
 
     def commands(self) -> list[Command]:
         """Return the block's commands in their order. Raises `ValueError` for an open quote."""
@@ -73,11 +74,6 @@ def blocks(page: Path) -> list[Block]:
         else:
             begin, language, lines = number + 1, line.strip().strip("`").strip(), []
     return found
-
-
-def _without_variables(line: str) -> str:
-    """Return a line without assignments before its program."""
-    return re.sub(r"^(?:[A-Za-z_]\w*=\S* +)+", "", line)
 
 
 def _logical_lines(text: str, first: int) -> Iterator[tuple[int, str]]:

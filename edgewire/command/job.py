@@ -28,7 +28,14 @@ from edgewire.command.engine import engine_for, job_of
 from edgewire.command.exit import CALLER, Diverged, Failed, clear_errors
 from edgewire.command.from_data import as_the_server_reads, from_data, is_submitted, loaded
 from edgewire.command.run_lock import run_lock
-from edgewire.command.saved_config import RESUME, completed, config_dirs, continues, resumes
+from edgewire.command.saved_config import (
+    RESUME,
+    completed,
+    config_dirs,
+    continues,
+    own_folders_of,
+    resumes,
+)
 from edgewire.command.survey import FILE as COLUMNS
 from edgewire.command.survey import cost_of
 from edgewire.command.sweep import (
@@ -113,8 +120,10 @@ def job(composed: DictConfig) -> None:
                 shutil.rmtree(folder, ignore_errors=True)  # refused before it has begun
             raise
         note_failure(place, cast(int, failed.code), failed.line)
-        if place == folder and not continues():
-            put_aside(folder, began)
+        file = folder / "result.json"  # of an earlier run, whose overrides are overwritten
+        earlier = file.exists() and file.stat().st_mtime < began
+        if earlier and place == folder and not continues():
+            file.rename(folder / "result.before.json")
         if composed.get("stop_on_failure") and not has_diverged(place):
             stop_sweep()
     finally:
@@ -131,22 +140,13 @@ def write_configuration(composed: DictConfig, folder: Path) -> None:
             replace_file(folder / HYDRA / f"{name}.yaml", OmegaConf.to_yaml(content))
 
 
-def put_aside(folder: Path, began: float) -> None:
-    """Rename the result of an earlier run in the folder: its overrides are overwritten.
-
-    `began`: when this job began, in seconds since 1970.
-    """
-    file = folder / "result.json"
-    if file.exists() and file.stat().st_mtime < began:
-        file.rename(folder / "result.before.json")
-
-
 def run(composed: DictConfig, folder: Path) -> None:
     """Run a composed configuration in Hydra's run folder and print its summary."""
     refuse_sweep()
     composed, hydra = completed(composed), HydraConfig.get()
     dirs = (Path(each).parent for each in config_dirs(hydra.runtime))
-    look_in([*dirs, *path_of(folder), Path.cwd()])
+    before = own_folders_of(Path(composed.model.file)) if composed.model.get("file") else []
+    look_in([*dirs, *path_of(folder), *before, Path.cwd()])
     config = typed(composed)
     loggers = loggers_of(config)
     set_up_logging(config.verbose)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from edgewire.command.run_lock import new_folder
 from edgewire.command.saved_config import CONTINUE, RESUME, START
 from edgewire.conf.schema import ConfigError
+from edgewire.report.runs import HYDRA
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.task.errors import TaskError
 from edgewire.task.override_text import quoted, text_of
@@ -53,7 +55,9 @@ def data_in(
     folder = Path(str(own) if own else new_folder(FOLDERS[key])).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     kinds = {word.partition("=")[0].partition(".")[0] for word in words}
-    is_table = hasattr(data, "columns") or ("model" not in kinds and _is_matrix(data))
+    # (x, y) with numbers in rows, (N, F), is a table without names
+    matrix = isinstance(data, tuple | list) and len(data) == 2 and np.ndim(data[0]) == 2
+    is_table = hasattr(data, "columns") or ("model" not in kinds and matrix)
     file = folder / (TABLE if is_table else ARRAYS)
     try:
         starts = any(word.startswith(f"{START}=") for word in words)  # with a run's configuration
@@ -68,14 +72,9 @@ def data_in(
     except Exception:
         if not (folder / CHECKPOINT).exists():
             file.unlink(missing_ok=True)
-            with suppress(OSError):
-                folder.rmdir()
+            if {each.name for each in folder.iterdir()} <= {HYDRA.name}:  # refused at once
+                shutil.rmtree(folder, ignore_errors=True)
         raise
-
-
-def _is_matrix(data: Any) -> bool:
-    """Return whether data are (x, y) with numbers in rows, (N, F): a table without names."""
-    return isinstance(data, tuple | list) and len(data) == 2 and np.ndim(data[0]) == 2
 
 
 def _table(data: Any, target: str | Sequence[str] | None, file: Path) -> list[str]:

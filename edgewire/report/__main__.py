@@ -61,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if TRAINED in rows:
         print(rows.pop(TRAINED))
-    if report.groups and not report.single:
+    if len({group.task for group in report.groups}) > 1:
+        rows["tasks"] = "values of several tasks do not compare: give the folders of one task"
+    elif report.groups and not report.single:
         table = summary_table(report, brief=True)
         Console(width=WIDTH, highlight=False).print(table.rich())
     browse = f"python -m webbrowser {page.as_uri()}", "the page"

@@ -93,7 +93,7 @@ class Standardize(_Means):
     def __call__(self, inputs: Tensors) -> Tensors:
         """Return the standardised inputs, on their device."""
         if not self.mean:
-            return mapped(_as_usual, inputs)
+            return mapped(lambda t: t.float() if t.is_floating_point() else t.long(), inputs)
         values = only(inputs)
         self._expect_fit(values)
         shape = (-1, *[1] * (values.dim() - 2))
@@ -101,10 +101,6 @@ class Standardize(_Means):
             torch.tensor(each, device=values.device).view(shape) for each in (self.mean, self.std)
         )
         return values.float().sub(mean).div_(std)
-
-
-def _as_usual(values: Tensor) -> Tensor:
-    return values.float() if values.is_floating_point() else values.long()
 
 
 CHUNK = 256  # waveforms that `LogMel` transforms at once: it limits the memory of their spectra

@@ -47,7 +47,7 @@ from edgewire.report.table import Cell, quantity, sent
 MOST_ROWS = 120  # rows of a history that a picture uses
 COLOURED = 12  # groups that pictures draw in colour
 # settings of a run that its result holds, and that a comparison needs in common
-CONDITIONS = ("dataset", "model", "objective", "nodes", "network", "partition")
+CONDITIONS = ("dataset", "model", "objective", "nodes", "network", "partition", "data")
 LESS = 1.2  # a group is compressed if its ratio is this many times the lowest ratio
 CHECKPOINT = "checkpoint"
 NOT_FINISHED = "not finished"  # a key of unfinished runs: no finished run is in their group

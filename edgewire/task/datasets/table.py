@@ -98,6 +98,7 @@ def table(
     if (key, columns) in _learned:
         return _learned[key, columns]
     rows, cut = _read(files, wishes, drop_missing, on_device, known)
+    wishes = replace(wishes, reading=replace(wishes.reading, usual=rows.reading.decimal))
     found = known or learn(rows, wishes, cut, test_share)
     data = _data(rows, found, cut, test_share, on_device, root)
     if known is None:

@@ -67,20 +67,22 @@ class Reading:
     """How a file of text is read; None: as its first rows suggest.
 
     `delimiter`: between two cells. `decimal`: the character before a number's fraction. `missing`:
-    the texts of cells without a value. `header`: whether the first line names the columns.
+    the texts of cells without a value. `header`: whether the first line names the columns. `usual`:
+    the `decimal` of the training's file, for new rows whose numbers do not tell theirs.
     """
 
     delimiter: str | None = None
     decimal: str | None = None
     missing: tuple[str, ...] | None = None
     header: bool | None = None
+    usual: str | None = None
 
     def __post_init__(self) -> None:
         delimiter, decimal = (WORDS.get(str(each), each) for each in (self.delimiter, self.decimal))
         if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
             known = ", ".join(WORDS)
             raise TaskError(f"dataset.delimiter={delimiter!r}: give one sign, or a word: {known}")
-        if decimal not in (None, ".", ","):
+        if not {decimal, self.usual} <= {None, ".", ","}:
             raise TaskError(f"dataset.decimal={decimal!r}: give point or comma")
         object.__setattr__(self, "delimiter", delimiter)
         object.__setattr__(self, "decimal", decimal)

@@ -178,7 +178,7 @@ def _of_text(
     text = head.decode(encoding, "replace").removeprefix("\ufeff")
     delimiter = reading.delimiter or _delimiter(text)
     first, *others = _records(text, delimiter) or [[]]
-    decimal = reading.decimal or _decimal([*others, first], delimiter)
+    decimal = reading.decimal or _decimal([*others, first], delimiter, reading.usual)
     header = _has_names(first) if reading.header is None else reading.header
     source = pyarrow.input_stream(str(file), compression=compression)
     size = file.stat().st_size * (8 if zipped else 1)
@@ -234,10 +234,11 @@ def _delimiter(text: str) -> str:
     return max(DELIMITERS, key=text.partition("\n")[0].count)
 
 
-def _decimal(records: Sequence[Sequence[str]], delimiter: str) -> str:
+def _decimal(records: Sequence[Sequence[str]], delimiter: str, usual: str | None) -> str:
     """Return the decimal character: a comma if more numbers have one than have a point.
 
-    Groups of three digits, as in 1,234, say nothing beside other numbers or the delimiter `,`.
+    If as many have each, or none has one, it is the `usual` one. Groups of three digits, as in
+    1,234, say nothing beside other numbers or the delimiter `,`.
     """
     cells = {cell.strip() for record in records for cell in record}
     groups = {sign: rf"[+-]?\d{{1,3}}(\{sign}\d{{3}})+" for sign in ",."}
@@ -247,6 +248,8 @@ def _decimal(records: Sequence[Sequence[str]], delimiter: str) -> str:
         return sum(not re.fullmatch(but, each) for each in cells if re.fullmatch(form, each))
 
     comma, point = (count(numbers[sign], groups[sign]) for sign in ",.")
+    if usual and comma == point:
+        return usual
     unsure = not point and count(groups[","]) and not count(groups["."]) and delimiter != ","
     return "," if comma > point or unsure else "."
 

@@ -329,13 +329,12 @@ class _Learner:
             else:
                 values = values_of(rows, cells, column)
         except OddCells as odd:
-            cure: tuple[Any, ...] = (f"no {column.kind}: fix them, or leave it out", "skip")
-            if target:
-                cure = (OTHER,)
-            elif column.kind == "number" and is_text(cells.type):
+            other = f"no {column.kind}: fix them, or leave it out"
+            cure: tuple[Any, ...] = (OTHER,) if target else (other, "skip")
+            if column.kind == "number" and is_text(cells.type):
                 codes, texts = encoded(rows, cells)
                 wrong = numeric(rows, texts).is_null()
-                if 0 < wrong.sum().as_py() < 10 and np.mean(np.append(wrong, 0)[codes]) < 0.1:
+                if 0 < wrong.sum().as_py() < 10 and np.mean(np.append(wrong, 0)[codes]) < 0.5:
                     said = "no number: fix them, or name them in dataset.missing="
                     cure = (said, "missing", texts.filter(wrong).to_pylist())
                 elif free:
@@ -381,7 +380,8 @@ class _Learner:
             return Column(name, "category" if 0 < len(two) < 3 and classes else "number")
         texts = encoded(self.rows, cells)[1]
         share = 1 - numeric(self.rows, texts).null_count / max(len(texts), 1)
-        if share == 1 or (share >= 0.5 and not target):  # the others are shown as no numbers
+        enough = 0.5 if not target else 0.9 if len(texts) > FEW_ROWS else 1
+        if share >= enough:  # the others are shown as no numbers
             return Column(name)
         if len(texts) and not target and not dated(texts, DATES).null_count:
             return Column(name, "date")

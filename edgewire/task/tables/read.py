@@ -80,9 +80,9 @@ def inputs_of(source: Any, columns: Columns) -> Tensors:
 
 
 def _unlike(column: Column, cells: Any, values: Floats) -> Iterator[str]:
-    """Yield in words how values, (N,), differ from the training's, few of which are 4 std away."""
+    """Yield in words how values, (N,), differ from the training's, few of which are 2 std away."""
     name, gaps, new = column.name, np.isnan(values), (values == -1) & (column.kind == "category")
-    far = np.abs(values[~gaps] - column.mean) > 4 * column.std
+    far = np.abs(values[~gaps] - column.mean) > (4 if len(gaps) < 5 else 2) * column.std
     if new.any():
         text = tidy(cells[int(new.argmax())])[:20]
         yield f"{100 * new.mean():.3g} % of {name} is unknown, such as {text}"

@@ -260,8 +260,29 @@ def test_texts_among_numbers_are_named_as_missing_ones(tmp_path):
     data = table(file_of(tmp_path, columns), "churn", missing=["defekt", "k.A.", "-"])
     kinds = {each.name: (each.kind, round(ROWS * each.missing)) for each in data.columns.features}
     assert kinds == {"age": ("number", 3), "plan": ("category", 0), "size": ("number", 4)}
+    target = {"plan": GOOD["plan"], "y": [*GOOD["age"][:-1], "bad"]}
+    with pytest.raises(Problems) as caught:
+        table(file_of(tmp_path, target), "y")
+    assert caught.value.screen.splitlines()[-1].endswith("dataset.missing=[bad]'")
+    many = {**GOOD, "age": ["-"] * 20 + [*GOOD["age"][20:]]}
+    with pytest.raises(Problems, match="missing"):
+        table(file_of(tmp_path, many), "churn")
     none = table(file_of(tmp_path, {**GOOD, "plan": ["NA", "x"] * 30}), "churn", missing=[])
     assert none.columns.features[1].values == ("NA", "x")  # a list without texts: empty cells only
+
+
+@pytest.mark.parametrize("mark", [".", ","])
+def test_new_numbers_that_do_not_tell_their_decimal_mark_have_that_of_the_training(mark, tmp_path):
+    other = "," if mark == "." else "."
+
+    def lines(name, *rows):
+        (tmp_path / name).write_text("\n".join(["size;share;y", *rows]) + "\n", encoding="utf-8")
+        return str(tmp_path / name)
+
+    rows = [f"{2 + n % 7}{other}{100 + n};0{mark}{n + 10};{'ab'[n % 2]}" for n in range(40)]
+    columns = table(lines("train.csv", *rows), "y").columns
+    new = rows_of(lines("new.csv", f"5{other}316;1;a", f"1{other}900;0;b"), columns)
+    assert inputs_of(new, columns)[:, 0].tolist() == [5316, 1900]
 
 
 def test_percents_are_numbers_and_dropped_rows_leave_holes_in_ids(tmp_path):
