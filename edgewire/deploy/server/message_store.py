@@ -36,9 +36,11 @@ from flwr.supercore.inflatable import inflatable_object as inflatable
 from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
+from edgewire.deploy.device.app_runner import refused
+from edgewire.deploy.server import steady_clock
 from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply
 from edgewire.deploy.server.redelivery import Redelivery
-from edgewire.protocol.bundle import MOST_PARTS
+from edgewire.protocol.bundle import MOST_PARTS, parts_of
 
 Writer = Callable[[PushObjectRequest], PushObjectResponse]
 SERVER = Node(node_id=1)  # the ServerApp
@@ -119,23 +121,51 @@ def from_node(
 ) -> PushMessagesResponse:
     """Store a node's reply and its objects; remove the answered message from `handed`.
 
+    The reply is valid for as long as its message, whatever the node's clock says. If Flower stores
+    nothing, although the message has no reply yet, this function stores an error reply instead: the
+    node would only repeat a reply that is refused.
+
     `confirm`: the node's confirmation of the answered message, or None. The response lists missing
     objects as `objects_to_push`, and the node pushes these one by one. Raises `FlowerError` if the
     run is over or unknown, and `ValueError` for a tree of objects that is not sound.
     """
+    metadata = request.messages_list[0].metadata
+    asked, node = metadata.reply_to_message_id, metadata.src_node_id
+    expect_known(metadata.run_id, state)
+    response = _registered(request, state)
+    question = state.message_ins_store.get(asked)
+    if (
+        question is not None
+        and question.metadata.dst_node_id == node
+        and asked not in state.message_ins_id_to_message_res_id
+    ):
+        bundle = refused(question, ValueError("the server could not store the node's reply"))
+        (_, head), *parts, _ = parts_of(bundle, len(bundle))
+        request, objects = PushMessagesRequest.FromString(head), dict(parts)
+        response = _registered(request, state)
     run = request.messages_list[0].metadata.run_id
-    expect_known(run, state)
-    with _registering:  # else the store could change between the check and the call
-        tree = request.message_object_trees[0]
-        expect_sound(request.messages_list[0], tree, state.object_store)
-        tree.CopyFrom(flat_tree(tree))
-        response = fleet.push_messages(request, state)
     _store(response, objects, request.node, run, lambda each: fleet.push_object(each, state))
     if confirm is not None:
         fleet.confirm_message_received(confirm, state, state.object_store)
-    asked = request.messages_list[0].metadata.reply_to_message_id
     handed.replied(request.node.node_id, asked)
     return response
+
+
+def _registered(request: PushMessagesRequest, state: Any) -> PushMessagesResponse:
+    """Store a node's reply, which ends with its message, without its objects.
+
+    Flower stores nothing if the reply is not valid. Raises the errors of `from_node`.
+    """
+    (reply,), (tree,) = request.messages_list, request.message_object_trees
+    with _registering:  # else the store could change between the check and the call
+        expect_sound(reply, tree, state.object_store)
+        tree.CopyFrom(flat_tree(tree))
+        reply.metadata.created_at = steady_clock.now().timestamp()
+        question = state.message_ins_store.get(reply.metadata.reply_to_message_id)
+        if question is not None:
+            ends = question.metadata.created_at + question.metadata.ttl
+            reply.metadata.ttl = ends - reply.metadata.created_at
+        return fleet.push_messages(request, state)
 
 
 def flat_tree(tree: ObjectTree) -> ObjectTree:
@@ -217,12 +247,14 @@ def received(replies: Iterable[Reply], state: Any) -> None:
 def from_server(
     request: PushAppMessagesRequest, objects: Mapping[str, bytes], state: Any, task: Any
 ) -> PushAppMessagesResponse:
-    """Store a ServerApp's messages and their objects.
+    """Store a ServerApp's messages and their objects. A message's time to live begins now.
 
     The response lists missing objects as `objects_to_push`. `task`: the ServerApp's task.
     """
     for tree in request.message_object_trees:
         tree.CopyFrom(flat_tree(tree))
+    for message in request.messages_list:
+        message.metadata.created_at = steady_clock.now().timestamp()
     response = runtime.push_messages(request, state, task)
     _store(
         response,

@@ -116,12 +116,14 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     from edgewire.deploy.server.api import BundleApi
     from edgewire.deploy.server.node_registry import Registry, load
     from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
+    from edgewire.deploy.server.task_processes import WatchedTasks
 
     budget = BodyBudget()
     found: list[tuple[Any, dict[str, Any]]] = [
         (LocalOnly, {"closed": not (options.insecure or options.any_node)}),
         (SignedUploads, {"budget": budget}),
         (BundleApi, {"output": output_of(options), "budget": budget}),
+        (WatchedTasks, {}),
     ]
     if not options.insecure:
         load(options.state / NODES)
@@ -137,8 +139,10 @@ def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
     from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
 
+    from edgewire.deploy.server import steady_clock
     from edgewire.deploy.server.connections import uvicorn_options
 
+    steady_clock.install()
     theirs: Callable[[], Sequence[Any]] = extensions.get_middleware
 
     def ours() -> tuple[Any, ...]:
