@@ -88,9 +88,6 @@ def _bundle(reply: Message, message: Message, seconds: float) -> bytes:
     """
     node = ProtoNode(node_id=reply.metadata.src_node_id)
     reply.metadata.group_id = reply_group_id(message.metadata.group_id)
-    # The reply is valid for as long as the message: the node's clock may have been set since then.
-    times = {each: message.metadata.__dict__[each] for each in ("_created_at", "_ttl")}
-    reply.metadata.__dict__.update(times)
     with no_object_id_recompute():
         reply.metadata.__dict__["_message_id"] = reply.object_id
         tree = get_object_tree(reply)

@@ -121,28 +121,24 @@ def from_node(
 ) -> PushMessagesResponse:
     """Store a node's reply and its objects; remove the answered message from `handed`.
 
-    The reply is valid for as long as its message, whatever the node's clock says. If Flower stores
-    nothing, although the message has no reply yet, this function stores an error reply instead: the
-    node would only repeat a reply that is refused.
+    The reply is valid for as long as its message, whatever the node's clock says. If Flower refuses
+    the first reply to a message, an error reply is stored: the node would repeat its reply.
 
     `confirm`: the node's confirmation of the answered message, or None. The response lists missing
     objects as `objects_to_push`, and the node pushes these one by one. Raises `FlowerError` if the
     run is over or unknown, and `ValueError` for a tree of objects that is not sound.
     """
     metadata = request.messages_list[0].metadata
-    asked, node = metadata.reply_to_message_id, metadata.src_node_id
     expect_known(metadata.run_id, state)
-    response = _registered(request, state)
+    asked = metadata.reply_to_message_id
     question = state.message_ins_store.get(asked)
-    if (
-        question is not None
-        and question.metadata.dst_node_id == node
-        and asked not in state.message_ins_id_to_message_res_id
-    ):
+    response = _registered(request, question, state)
+    owed = question is not None and question.metadata.dst_node_id == metadata.src_node_id
+    if owed and asked not in state.message_ins_id_to_message_res_id:
         bundle = refused(question, ValueError("the server could not store the node's reply"))
         (_, head), *parts, _ = parts_of(bundle, len(bundle))
         request, objects = PushMessagesRequest.FromString(head), dict(parts)
-        response = _registered(request, state)
+        response = _registered(request, question, state)
     run = request.messages_list[0].metadata.run_id
     _store(response, objects, request.node, run, lambda each: fleet.push_object(each, state))
     if confirm is not None:
@@ -151,17 +147,13 @@ def from_node(
     return response
 
 
-def _registered(request: PushMessagesRequest, state: Any) -> PushMessagesResponse:
-    """Store a node's reply, which ends with its message, without its objects.
-
-    Flower stores nothing if the reply is not valid. Raises the errors of `from_node`.
-    """
+def _registered(request: PushMessagesRequest, question: Any, state: Any) -> PushMessagesResponse:
+    """Let Flower store the reply to a message `question` (None: it is unknown)."""
     (reply,), (tree,) = request.messages_list, request.message_object_trees
     with _registering:  # else the store could change between the check and the call
         expect_sound(reply, tree, state.object_store)
         tree.CopyFrom(flat_tree(tree))
         reply.metadata.created_at = steady_clock.now().timestamp()
-        question = state.message_ins_store.get(reply.metadata.reply_to_message_id)
         if question is not None:
             ends = question.metadata.created_at + question.metadata.ttl
             reply.metadata.ttl = ends - reply.metadata.created_at

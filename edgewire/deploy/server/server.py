@@ -116,14 +116,12 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     from edgewire.deploy.server.api import BundleApi
     from edgewire.deploy.server.node_registry import Registry, load
     from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
-    from edgewire.deploy.server.task_processes import WatchedTasks
 
     budget = BodyBudget()
     found: list[tuple[Any, dict[str, Any]]] = [
         (LocalOnly, {"closed": not (options.insecure or options.any_node)}),
         (SignedUploads, {"budget": budget}),
         (BundleApi, {"output": output_of(options), "budget": budget}),
-        (WatchedTasks, {}),
     ]
     if not options.insecure:
         load(options.state / NODES)

@@ -1,11 +1,8 @@
-"""The server's clock: it goes on evenly when somebody sets the machine's clock.
+"""The server's clock: it goes on evenly when the machine's clock is set.
 
-Flower's SuperLink takes the time of each limit from the machine's clock: until when a message, a
-node or a ServerApp counts as alive. So a step of that clock, for example after a boot without a
-network, would end messages and runs.
-
-The signatures of nodes contain times of other machines' clocks. They are still checked with the
-machine's clock.
+Flower takes from the machine's clock until when a message, a node or a ServerApp is valid. A step
+of that clock would end them. Only signatures, which contain the times of other machines' clocks,
+are still checked with the machine's clock.
 """
 
 from __future__ import annotations

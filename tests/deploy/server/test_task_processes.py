@@ -28,7 +28,7 @@ class Link:
             "a/b", "1", digest, {}, NOOP_FEDERATION_ID, None, "<id:none>", TaskType.SERVER_APP
         )
         self.task = self.state.get_run_info(run_ids=[run])[0].primary_task_id
-        TaskProcesses(self.state, pause=0.01).install()
+        TaskProcesses(self.state, pause=0.01)
         self.tokens, self._starts = [], starts
 
     def poll(self):
