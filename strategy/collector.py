@@ -128,21 +128,16 @@ class RoundCollector:
         limit = AdaptiveTimeout(grid, timeout, len(messages), self._slowest)
         # The timeout is also the messages' time to live, so no node gets a message after it.
         began, self.seconds = grid.now, {}
-        ids = list(grid.push_messages(messages, timeout))
+        ids = grid.push_messages(messages, timeout)
         waiting = {i: metadata_of(m)["_dst_node_id"] for i, m in zip(ids, messages, strict=True)}
         replies, good = dict[int, Message](), 0
-        while waiting and good < quorum:
-            arrived = grid.pull_before(ids, limit.deadline)
-            if not arrived:
-                break
+        while waiting and good < quorum and (arrived := limit.pull(waiting)):
             now = grid.now - began
             for message in arrived:
                 node = waiting.pop(metadata_of(message)["_reply_to_message_id"])
                 replies[node], self.seconds[node] = message, now
                 good += not message.has_error()
-            ids = [i for i in ids if i in waiting]
             limit.received(len(replies))
-        limit.warn_of_missing(len(waiting))
         self._state.round += 1
         self.lasted = grid.now - began
         self.time_was_up = bool(waiting) and grid.now >= limit.deadline

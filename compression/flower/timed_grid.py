@@ -21,12 +21,15 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from ..validation import FOREVER
+from .node_names import called
+from .traffic import in_one_line
 
 if TYPE_CHECKING:  # earlier versions of Flower have these in other modules, or lack them
     from flwr.proto.node_pb2 import NodeInfo
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25  # seconds between two polls for replies
 TIMES, LEAST = 10.0, 60.0  # the factor on the time of other replies; the least limit in seconds
+FIRST = 3600.0  # the limit in seconds before the first reply
 log = getLogger("edgewire")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -212,12 +215,12 @@ class SlowestReply:
         """Return how many seconds to wait for a reply: `timeout`, if it is below `FOREVER`.
 
         Otherwise, in real time, the limit is the time of the slowest reply so far multiplied by
-        `TIMES`, but at least `LEAST` seconds. There is no limit on a virtual clock, or before the
-        first reply.
+        `TIMES`, but at least `LEAST` seconds; before the first reply it is `FIRST` seconds. There
+        is no limit on a virtual clock.
         """
-        if timeout < FOREVER or grid.virtual_seconds is not None or not self.seconds:
+        if timeout < FOREVER or grid.virtual_seconds is not None:
             return timeout
-        return max(TIMES * self.seconds, LEAST)
+        return max(TIMES * self.seconds, LEAST) if self.seconds else FIRST
 
 
 class AdaptiveTimeout:
@@ -233,9 +236,30 @@ class AdaptiveTimeout:
     ) -> None:
         self._grid, self._asked, self._began = grid, asked, grid.now
         self._slowest = SlowestReply() if slowest is None else slowest
-        limit = self._slowest.limit(grid, timeout)
-        self._adapts = timeout >= FOREVER and grid.virtual_seconds is None and limit >= FOREVER
-        self.deadline = grid.now + limit
+        self._real, known = grid.virtual_seconds is None, self._slowest.seconds
+        self._adapts = timeout >= FOREVER and self._real and not known
+        self.deadline = grid.now + self._slowest.limit(grid, timeout)
+        self._named = grid.now + max(2 * known, LEAST) if self._real else math.inf
+
+    def pull(self, waiting: Mapping[str, int]) -> list[Message]:
+        """Wait for the next replies; return an empty list at the deadline.
+
+        `waiting`: message id -> node, of all messages without a reply. In real time the log names
+        these nodes once, after `LEAST` seconds or twice the time of the slowest reply so far.
+        """
+        if self._named < self.deadline:
+            if arrived := self._grid.pull_before(waiting, self._named):
+                return arrived
+            self._warn("the server still waits, at most %.0f s, for", self.deadline, waiting)
+            self._named = math.inf
+        arrived = self._grid.pull_before(waiting, self.deadline)
+        if self._real and not arrived:
+            self._warn("no reply within %.0f s (timeout=) from", self._grid.now, waiting)
+        return arrived
+
+    def _warn(self, text: str, until: float, waiting: Mapping[str, int]) -> None:
+        nodes = in_one_line(", ".join(map(called, waiting.values())))
+        log.warning(f"{text} %s", until - self._began, nodes)
 
     def received(self, replies: int) -> None:
         """Record that `replies` replies have arrived so far."""
@@ -243,12 +267,6 @@ class AdaptiveTimeout:
         self._slowest.took(took)
         if self._adapts and 2 * replies >= self._asked > replies:
             self.deadline = self._grid.now + max(TIMES * took, LEAST)
-
-    def warn_of_missing(self, missing: int) -> None:
-        """Log a warning if `missing` replies have not arrived and the deadline is over."""
-        if missing and self._grid.virtual_seconds is None and self._grid.now >= self.deadline:
-            waited = self._grid.now - self._began
-            log.warning("%d replies have not come within %.0f s (timeout=)", missing, waited)
 
 
 def gathered(
@@ -259,11 +277,12 @@ def gathered(
 ) -> list[Message]:
     """Send messages and return the replies that arrive before the deadline (`AdaptiveTimeout`)."""
     limit = AdaptiveTimeout(grid, timeout, len(messages), slowest)
-    ids, found = list(grid.push_messages(messages)), list[Message]()
-    while ids and (arrived := grid.pull_before(ids, limit.deadline)):
+    nodes = [message.metadata.dst_node_id for message in messages]
+    waiting = dict(zip(grid.push_messages(messages), nodes, strict=True))
+    found = list[Message]()
+    while waiting and (arrived := limit.pull(waiting)):
         found += arrived
-        there = {reply.metadata.reply_to_message_id for reply in arrived}
-        ids = [i for i in ids if i not in there]
+        for reply in arrived:
+            waiting.pop(reply.metadata.reply_to_message_id, None)
         limit.received(len(found))
-    limit.warn_of_missing(len(ids))
     return found

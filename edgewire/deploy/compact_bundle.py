@@ -65,6 +65,11 @@ _WORDS = (  # the dictionary of zlib: likely strings, the most likely last
 
 def compact(parts: Sequence[tuple[str, bytes]]) -> bytes:
     """Return the compact bundle of parts, each (name, content). `parts_of` decodes it."""
+    return b"".join(pieces(parts))
+
+
+def pieces(parts: Sequence[tuple[str, bytes]]) -> list[bytes]:
+    """Return the compact bundle of parts in pieces; large contents are pieces without a copy."""
     # A content can refer only to earlier parts. The parts before the first object contain the names
     # of objects. So these parts are moved to the end.
     first = next(
@@ -144,13 +149,13 @@ class _Writer:
         self.numbers.append(len(text))
         self._text.append(text)
 
-    def bundle(self) -> bytes:
-        """Return the bundle of all added parts."""
+    def bundle(self) -> list[bytes]:
+        """Return the bundle of all added parts in pieces."""
         numbers = _varints(self.numbers)
         squeeze = zlib.compressobj(9, wbits=-15, zdict=_WORDS)
         told = b"".join([_SIZE.pack(len(numbers)), numbers, *self._text])
         deflated = squeeze.compress(told) + squeeze.flush()
-        return b"".join([_HEAD.pack(FORM, len(deflated)), deflated, *self._raw])
+        return [_HEAD.pack(FORM, len(deflated)) + deflated, *self._raw]
 
 
 class _Reader:

@@ -20,7 +20,7 @@ import click
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from edgewire.deploy.certificates import private_key
-from edgewire.machine.errors import UsageError
+from edgewire.machine.errors import Ended, UsageError
 from edgewire.machine.proxies import expect_address, expect_usable_proxies, keep_loopback_direct
 from edgewire.protocol.flower_releases import lacking
 
@@ -117,7 +117,7 @@ def client_of(given: argparse.Namespace, key: ec.EllipticCurvePrivateKey) -> Fle
 
 def _ended(number: int, frame: object) -> NoReturn:
     """End the process at once. No file is left incomplete, because files are written atomically."""
-    raise SystemExit(0)
+    raise Ended(0)
 
 
 def parser(

@@ -143,10 +143,18 @@ def follow(
 
 
 def _copy_log(client: ControlHttpClient, run_id: int, log: Path) -> None:
-    with log.open("a", encoding="utf-8") as output, suppress(httpx.HTTPError):
-        for part in client.StreamLogs(StreamLogsRequest(run_id=run_id, after_timestamp=0.0)):
-            output.write(part.log_output)
-            output.flush()
+    copied = 0.0  # the time of the last part
+    # RuntimeError: the client is closed, because the run was stopped.
+    with log.open("a", encoding="utf-8") as output, suppress(httpx.HTTPStatusError, RuntimeError):
+        while True:
+            with suppress(httpx.TransportError):
+                asked = StreamLogsRequest(run_id=run_id, after_timestamp=copied)
+                for part in client.StreamLogs(asked):
+                    output.write(part.log_output)
+                    output.flush()
+                    copied = part.latest_timestamp
+                return
+            time.sleep(_POLL_SECONDS)
 
 
 def repeat_warnings(file: Path, start: int = 0) -> int:

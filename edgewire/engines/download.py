@@ -9,6 +9,8 @@ from pathlib import Path
 
 import httpx
 
+from edgewire.engines.superlink_client import REPEATED
+
 GROWING = "history.jsonl"  # its new rows are copied during the run
 REPLACED = "nodes.json"  # copied during the run with the rows; all other files at the run's end
 PAUSE = 5.0  # seconds between two copies of the file
@@ -23,7 +25,7 @@ class ServedFiles:
 
     def sizes(self) -> dict[str, int]:
         """Return the files' names and sizes in bytes; {} if the run does not exist."""
-        found = self._http.get(self._path)
+        found = REPEATED.invoke(self._http.get, self._path)
         if found.status_code == 404:
             return {}
         sizes: dict[str, int] = found.raise_for_status().json()

@@ -48,7 +48,7 @@ from edgewire.engines.download import (
     fetch_all,
     follow_files,
 )
-from edgewire.engines.superlink_client import Superlink, one_line_errors
+from edgewire.engines.superlink_client import REPEATED, Superlink, is_refused, one_line_errors
 from edgewire.machine.errors import EngineError, UsageError
 from edgewire.machine.job import PLACE, Job
 from edgewire.machine.processes import orderly_exit, undisturbed
@@ -77,7 +77,7 @@ def run_on_superlink(
     refuse(job, address=address, certificate=certificate, wait=wait)
     with (
         closing(Superlink(str(address), certificate)) as superlink,
-        closing(superlink.control()) as control,
+        closing(superlink.control(REPEATED)) as control,
     ):
         try:
             with orderly_exit(), one_line_errors(str(address)):
@@ -123,9 +123,9 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
         log.warning("there is no checkpoint of the run yet: it starts from the beginning")
         values[RESUME] = False
     if status is None or status.sub_status != "completed":
-        run_id = _start(job, superlink, control, values, wait)
+        run_id = start_run(job, superlink, control, values, wait)
         status = _followed(control, run_id, output, source, job.folder)
-    found = fetch_all(source, job.folder)
+    found = REPEATED.invoke(fetch_all, source, job.folder)
     again = f"; `python run.py resume={job.folder}` resumes the run"
     if status.sub_status != "completed":
         cause = cause_of(status, output.read_text(encoding="utf-8", errors="replace"))
@@ -181,7 +181,7 @@ def _under_way(control: ControlHttpClient, name: str) -> int:
 
 def _ended(source: Source, folder: Path) -> str:
     """Copy the files of a run; return how the run has ended, "" if it has no result."""
-    return _read_ended(folder) if RESULT in fetch_all(source, folder) else ""
+    return _read_ended(folder) if RESULT in REPEATED.invoke(fetch_all, source, folder) else ""
 
 
 def _read_ended(folder: Path) -> str:
@@ -192,7 +192,7 @@ def _read_ended(folder: Path) -> str:
         return ""
 
 
-def _start(
+def start_run(
     job: Job,
     superlink: Superlink,
     control: ControlHttpClient,
@@ -203,7 +203,13 @@ def _start(
     fab = bundle(job.app_dir, values, job.sources)
     wait_for_nodes(control, job.nodes, wait, more=bool(values.get(RESUME)))
     request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(values))
-    run_id: int = control.StartRun(request).run_id
+    try:
+        with closing(superlink.control()) as once:  # to ask twice could start two runs
+            run_id: int = once.StartRun(request).run_id
+    except httpx.TransportError as error:
+        run_id = 0 if is_refused(error) else _under_way(control, values["output"])
+        if not run_id:
+            raise
     if not run_id:
         raise EngineError(f"the SuperLink at {superlink.address} takes no app of this size")
     return run_id
@@ -219,7 +225,7 @@ def _followed(
     def look() -> None:
         nonlocal repeated
         repeated = repeat_warnings(output, repeated)
-        follow_files(source, folder)
+        REPEATED.invoke(follow_files, source, folder)
 
     try:
         status = follow(control, run_id, output, look)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from logging import getLogger
 from pathlib import Path
 
 import click
@@ -12,6 +14,7 @@ import httpx
 from flwr.cli.utils import flwr_cli_exc_handler
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.retry import RetryInvoker, RetryState, exponential
 
 from edgewire.machine.errors import EngineError, UsageError, one_line
 from edgewire.machine.proxies import (
@@ -22,15 +25,48 @@ from edgewire.machine.proxies import (
 )
 
 _SECONDS = 10.0
+PATIENCE = 120.0  # seconds without an answer until a SuperLink counts as gone
+log = getLogger("edgewire")
 
 
-def control_client(address: str, root: bytes | None = None) -> ControlHttpClient:
-    """Return a client of a SuperLink's Control API. `root`: the CA's certificate; None: no TLS."""
+def is_refused(error: BaseException | None) -> bool:
+    """Return whether an error comes from a refused connection: nothing listens at the address."""
+    while error is not None and not isinstance(error, ConnectionRefusedError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _warn(state: RetryState) -> None:
+    if state.tries == 2:
+        log.warning("the SuperLink does not answer: it is asked for %.0f s", PATIENCE)
+
+
+# Repeats a call whose answer is lost, for a busy server may answer late. A refused connection ends
+# it at once: the server has ended, and another one would not know the run.
+REPEATED = RetryInvoker(
+    partial(exponential, 0.5, 2, 10),
+    httpx.TransportError,
+    None,
+    PATIENCE,
+    jitter=None,
+    should_giveup=is_refused,
+    on_backoff=_warn,
+)
+
+
+def control_client(
+    address: str, root: bytes | None = None, repeated: RetryInvoker | None = None
+) -> ControlHttpClient:
+    """Return a client of a SuperLink's Control API.
+
+    `root`: the CA's certificate; None: no TLS. `repeated`: repeats lost calls; None: none is.
+    """
     return ControlHttpClient.from_server_address(
         address,
         insecure=root is None,
         root_certificates=root,
         interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        retry_invoker=repeated,
     )
 
 
@@ -66,9 +102,9 @@ class Superlink:
         self.http = httpx.Client(base_url=url, verify=verify, timeout=_SECONDS)
         self._expect(names[1])
 
-    def control(self) -> ControlHttpClient:
-        """Return a new client of the Control API; the caller closes it."""
-        return control_client(self.address, self.root)
+    def control(self, repeated: RetryInvoker | None = None) -> ControlHttpClient:
+        """Return a new client of the Control API; the caller closes it. See `control_client`."""
+        return control_client(self.address, self.root, repeated)
 
     @property
     def bundles(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
@@ -245,9 +244,8 @@ def run_of(folder: Path, result: dict[str, Any]) -> Run:
 
 def path_of(folder: Path) -> list[Path]:
     """Return the folders in which a run's packages were looked up; [] if it has not saved them."""
-    with suppress(ResultsError, OSError, ValueError, TypeError):
-        return [*map(Path, read_yaml(folder / PATH))]
-    return []
+    found = readable(read_yaml, folder / PATH)
+    return [Path(str(each)) for each in found] if isinstance(found, list) else []
 
 
 def read_result(folder: Path) -> dict[str, Any]:

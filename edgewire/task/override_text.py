@@ -8,7 +8,8 @@ from typing import Any
 from edgewire.task.errors import TaskError
 
 PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # texts that Hydra reads without quotes
-OTHER_LETTERS = re.compile(r"[^=,()\[\]]*[^\x00-\x7f=,()\[\]][^=,()\[\]]*")  # texts with any
+IN = r"[^=,()\[\]]"  # TEXTS: those with brackets that close, or with other letters
+TEXTS = re.compile(rf"{IN}+([(\[]{IN}*[)\]]{IN}*)+|{IN}*[^\x00-\x7f=,()\[\]]{IN}*")
 WORDS = ("null", "true", "false", "nan", "inf")  # Hydra reads these as other values than texts
 
 
@@ -20,14 +21,20 @@ def quoted(text: str) -> str:
 
 
 def with_quotes(word: str) -> str:
-    """Return an override whose texts with other letters than a to z are in quotes, for Hydra.
+    """Return an override with quotes around texts with other letters than a to z, or with brackets.
 
-    A word that has quotes or a mapping, whose keys cannot have any, is returned as it is.
+    A word is returned as it is if Hydra can read it, or if it has quotes or a mapping.
     """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
     key, sign, value = word.partition("=")
-    if value.isascii() or {*value} & {*"'\"{"}:
-        return word
-    return key + sign + OTHER_LETTERS.sub(lambda found: quoted(found[0].strip()), value)
+    if sign and word[0] != "-" and not {*value} & {*"'\"{"}:
+        try:
+            OverridesParser.create().parse_override(word)
+        except HydraException:
+            return key + sign + TEXTS.sub(lambda found: quoted(found[0].strip()), value)
+    return word
 
 
 def text_of(value: Any) -> str:

@@ -44,11 +44,11 @@ class Server:
 
     `bundling`: whether it has the project's own calls, which send a whole message in one request.
     `keys`: the folder that `edgewire.deploy.keys` writes, for TLS. `nodes`: the file of registered
-    nodes. `budget`: the memory for large bodies.
+    nodes. `budget`: the memory for large bodies. `kept`: seconds that idle connections stay open.
     """
 
-    def __init__(self, bundling=True, output=None, keys=None, nodes=None, budget=None):
-        app = create_app()
+    def __init__(self, bundling=True, output=None, keys=None, nodes=None, budget=None, kept=5):
+        self.app = app = create_app()
         if bundling:
             budget = budget or BodyBudget()
             app.add_middleware(BundleApi, output=output, budget=budget)
@@ -65,7 +65,9 @@ class Server:
         self.place = self._socket.getsockname()
         self.address = "{}:{}".format(*self.place)
         self._server = uvicorn.Server(
-            uvicorn.Config(app, log_config=None, **tls, **uvicorn_options())
+            uvicorn.Config(
+                app, log_config=None, timeout_keep_alive=kept, **tls, **uvicorn_options()
+            )
         )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
 
@@ -82,6 +84,13 @@ class Server:
 
     def begin_run(self, app=b""):
         """Begin a run of an app's bundle; return the Flower grid of its ServerApp."""
+        run, token = self.begun(app)
+        grid = HttpGrid(self.address, insecure=True, token=token)
+        grid.set_run(run)
+        return grid
+
+    def begun(self, app=b""):
+        """Begin a run of an app's bundle; return the run and the token of its ServerApp."""
         digest = self.state.store_fab(Fab(hashlib.sha256(app).hexdigest(), app, {}))
         run = self.state.create_run(
             "a/b", "1", digest, {}, NOOP_FEDERATION_ID, None, "<id:none>", TaskType.SERVER_APP
@@ -90,20 +99,22 @@ class Server:
         token = self.state.claim_task(task)
         self.state.activate_task(task)
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task, run, 1
-        grid = HttpGrid(self.address, insecure=True, token=token)
-        grid.set_run(self.state.get_run_info(run_ids=[run])[0])
-        return grid
+        return self.state.get_run_info(run_ids=[run])[0], token
 
 
 class FakeNode:
-    """A node that registers itself and sends single requests when a test calls for them."""
+    """A node that registers itself and sends single requests when a test calls for them.
 
-    def __init__(self, address, interval=30):
+    `tls`: the SSL context of its connections; None: no TLS.
+    """
+
+    def __init__(self, address, interval=30, tls=None):
         self._key, _ = generate_key_pairs()
         self.fleet = FleetClient(address, self._key, insecure=True)
         self.public = self.fleet.public_key
+        url = f"{'http' if tls is None else 'https'}://{address}"
         # Without certificates, because loading the system's certificates takes longer than a call.
-        self.http = httpx.Client(base_url=f"http://{address}", trust_env=False, verify=False)
+        self.http = httpx.Client(base_url=url, trust_env=False, verify=tls or False, timeout=120)
         self.call(fleet_pb2.RegisterNodeFleetRequest(public_key=self.public), "register-node")
         activate = fleet_pb2.ActivateNodeRequest(
             public_key=self.public, heartbeat_interval=interval
@@ -137,9 +148,12 @@ class FakeNode:
         """Send a compact call, "pull" or "push"; return the server's response."""
         return self.http.post(f"/v1/fleet/edgewire/compact/{what}", content=content, timeout=60)
 
-    def message(self, wait=0):
-        """Return a message if one arrives within `wait` seconds, else None."""
-        content = self.post("pull", self.signed(wait)).raise_for_status().content
+    def message(self, wait=0, process=b""):
+        """Return a message if one arrives within `wait` seconds, else None.
+
+        `process`: the number of the node's process.
+        """
+        content = self.post("pull", self.signed(wait) + process).raise_for_status().content
         if not content:
             return None
         (_, head), *parts = compact_bundle.parts_of(content, 1 << 30)

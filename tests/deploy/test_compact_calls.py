@@ -1,5 +1,6 @@
 """A node's bundled calls (`edgewire.deploy.server.api`): they pull messages and push replies."""
 
+import gzip
 import time
 
 import httpx
@@ -83,6 +84,29 @@ def test_an_apps_bundle_is_sent_compressed(server, node):
     assert found.num_bytes_downloaded < len(content) / 50
     assert GetFabResponse.FromString(found.content).fab.content == content
     other.leave()
+
+
+def test_an_app_is_compressed_once_for_all_nodes(server, node, monkeypatch):
+    made, real = [], gzip.compress
+    monkeypatch.setattr(
+        gzip, "compress", lambda content, **options: made.append(1) or real(content, **options)
+    )
+    contents = [bytes([n]) * 100000 for n in range(3)]
+    for content in contents:
+        run = server.begin_run(content).run
+        request = GetFabRequest(node=node.node, hash_str=run.fab_hash, run_id=run.run_id)
+        for _ in range(3):
+            assert node.fleet.call(request, GetFabResponse).fab.content == content
+        plain = {**node.headers(), "accept-encoding": "identity"}
+        path, body = "/v1/fleet/get-fab", request.SerializeToString()
+        found = node.http.post(path, content=body, headers=plain)
+        assert GetFabResponse.FromString(found.content).fab.content == content
+        request.hash_str = "0" * 64
+        with pytest.raises(ServerRefusal):
+            node.fleet.call(request, GetFabResponse)
+        request.hash_str = run.fab_hash
+        assert node.http.post(path, content=body).status_code >= 400  # nobody has signed it
+    assert len(made) == 3
 
 
 class Counted:

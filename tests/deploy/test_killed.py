@@ -1,4 +1,7 @@
-"""A node killed with SIGKILL at any point of its work does not change the run's result."""
+"""A node killed with SIGKILL at any point of its work does not change the run's result.
+
+If a message kills the node each time, the message fails, and the run continues.
+"""
 
 import signal
 
@@ -6,7 +9,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from edgewire.deploy.server import api
+from edgewire.deploy.device.deaths import MOST
+from edgewire.deploy.server import api, redelivery
 from edgewire.protocol.choose_grid import bundled
 from tests.deploy.processes import ROOT, eventually
 from tests.deploy.served import Server
@@ -18,6 +22,7 @@ POINTS = [
     "files-before", "files-after", "removal-before", "removal-after", "commit-after", "push-after",
 ]  # fmt: skip
 PLAIN = ["call-PushMessagesRequest", "call-PushObjectRequest"]
+GIVEN_UP, UNAVAILABLE = 8, 3  # Flower's codes: the ClientApp crashed; the message is unavailable
 SIZE = 40_000  # 320 kB: the node stores such an array as a file
 
 
@@ -70,3 +75,70 @@ def test_a_node_killed_at_every_point_continues(part, compact, fab, tmp_path, mo
     said = [replies[name].content["metrics"] for name in names]
     assert [(m["number"], m["total"]) for m in said] == list(expected(len(points) + 1))
     assert len({m["process"] for m in said}) > len(points) / 2
+
+
+class Restarted:
+    """A node that is started again whenever it dies; `deaths`: how often it has died."""
+
+    def __init__(self, field, *program):
+        self.field, self.program, self.deaths = field, program, 0
+        self._start()
+
+    def _start(self):
+        self.process = self.field.node("node", program=self.program)
+
+    def look(self):
+        """Start the node again if it has died."""
+        if self.process.poll() is not None:
+            assert self.process.wait() == -signal.SIGKILL, self.field.said("node.log")
+            self.deaths += 1
+            self._start()
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("point", "deaths", "code"),
+    [
+        (None, [MOST, 1, 1], GIVEN_UP),  # the app kills its process
+        ("objects-after", [MOST, 1, 1], GIVEN_UP),
+        ("answered-before", [MOST, 1, 1], GIVEN_UP),
+        ("answered-after", [MOST, 1, 1], GIVEN_UP),
+        ("claim-before", [redelivery.MOST], UNAVAILABLE),  # the message is not on the disk
+    ],
+)
+def test_a_message_that_kills_the_node_fails(point, deaths, code, fab, tmp_path):
+    """Later messages of the run are tried once, and more often once a message has worked again."""
+    trigger = tmp_path / "trigger"
+    program = ("-m", "edgewire.deploy.node") if point is None else (KILLED, point, trigger, "--")
+    with Server() as server, Field(tmp_path) as f:
+        grid, f.port = bundled(server.begin_run(fab)), server.address.rpartition(":")[2]
+        node = Restarted(f, *program)
+        (there,) = eventually(grid.get_node_ids)
+
+        def replied(deadly):
+            """Send a message; return the reply, and how often the node has died before it."""
+            trigger.touch() if deadly else trigger.unlink(missing_ok=True)
+            kind = "die" if deadly and point is None else "count"
+            before = node.deaths
+            names = grid.push_messages([Message(content(0), there, f"train.{kind}")])
+
+            def found():
+                node.look()
+                server.state.acknowledge_task_heartbeat(server.task)
+                return grid.pull_messages(names)
+
+            (reply,) = eventually(found)
+            return reply, node.deaths - before
+
+        for number in (1, 2):  # after a message that works all is as it was
+            reply, died = replied(deadly=False)
+            assert (reply.content["metrics"]["number"], died) == (number, 0)
+            for expected in deaths:
+                reply, died = replied(deadly=True)
+                assert (died, reply.error.code) == (expected, code), f.said("node.log")
+                if code == GIVEN_UP:
+                    assert reply.error.reason.endswith(f"(deaths: {died})")
+        trigger.unlink(missing_ok=True)
+        node.look()
+        node.process.terminate()
+        assert node.process.wait(10) == 0

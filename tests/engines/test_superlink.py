@@ -175,7 +175,7 @@ class Server:
         self.address, self.bundles, self.started = "server:1", True, []
         self.under_way = under_way
 
-    def control(self):
+    def control(self, repeated=None):
         return self
 
     def close(self):

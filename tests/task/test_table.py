@@ -176,7 +176,7 @@ WRONG = {
     "an absent column": (
         {**ONE, "target": "y"},
         None,
-        "no column y: dataset.target= names columns of",
+        "no column y: give dataset.target=COLUMN of",
     ),
     "text as a feature": ({}, None, 'room: "attic" in row 1 and 39 more'),
     "the target as a feature": ({"inputs": ["target"]}, None, "not the target"),
@@ -194,7 +194,7 @@ WRONG = {
     "another delimiter": (
         {"delimiter": ";"},
         None,
-        "no column target.*; dataset.delimiter= separates",
+        "no column target.*; dataset.delimiter= or task=table separates",
     ),
     "two characters": ({"delimiter": ";;"}, None, "give one sign"),
     "an empty file": ({}, "", "cannot be read as a table"),

@@ -22,8 +22,10 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from edgewire.deploy.device.apps import AppError, OtherApp
+from edgewire.deploy.device.deaths import NodeDied
 from edgewire.deploy.device.throttled_log import ThrottledLog
 from edgewire.deploy.device.transport import CONFIRM, REQUEST
+from edgewire.machine.errors import Ended
 from edgewire.protocol.bundle import frames
 from edgewire.protocol.lineage import reply_group_id
 
@@ -56,9 +58,9 @@ def answered(
     try:
         reply = load()(message, context)
         bundle = _bundle(reply, message, time.perf_counter() - began)
-    except OtherApp:
+    except (OtherApp, Ended):
         raise
-    except Exception as error:  # the app may raise anything
+    except (Exception, SystemExit) as error:  # the app may raise anything, or call sys.exit
         cause = error.__cause__ or error  # Flower's wrapper may have raised its own error
         what = "the app failed"
         failing.say(what, cause) if _is_one_line(cause) else failing.say(what, error=error)
@@ -72,10 +74,11 @@ def _is_one_line(error: BaseException) -> bool:
     return getattr(error, "one_line", False)
 
 
-def refused(message: Message, error: Exception, seconds: float = 0.0) -> bytes:
+def refused(message: Message, error: BaseException, seconds: float = 0.0) -> bytes:
     """Return an error reply to a message, as a bundle. `seconds`: how long the app has run."""
-    code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-    reason = str(error) if _is_one_line(error) else f"{type(error).__name__}: {error}"
+    died = isinstance(error, NodeDied)
+    code = ErrorCode.CLIENT_APP_CRASHED if died else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    reason = str(error) if died or _is_one_line(error) else f"{type(error).__name__}: {error}"
     if isinstance(error, AppError):
         code, reason = ErrorCode.LOAD_CLIENT_APP_EXCEPTION, f"the ClientApp did not load: {error}"
     return _bundle(Message(Error(code, reason), reply_to=message), message, seconds)

@@ -1,10 +1,14 @@
-"""Unpacks apps on a device, stores them by their SHA-256, and loads their ClientApp."""
+"""Unpacks apps on a device, stores them by their SHA-256, and loads their ClientApp.
+
+The file HASH.json beside the folder of an app holds the SHA-256 of each of the app's files.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
 import io
+import json
 import os
 import shutil
 import sys
@@ -44,16 +48,23 @@ class Apps:
         self._folder, self._only = folder, only
         self._digest = ""  # hash of the app whose modules this process has begun to import
         self._app: ClientApp | None = None
+        self._checked = set[str]()  # hashes of apps whose files this process has checked
         folder.mkdir(parents=True, exist_ok=True)
 
     def has(self, digest: str) -> bool:
         """Return whether this folder holds an app. Raises `AppError` if `only` excludes the app.
 
+        Each process checks the app's files once, and removes an app with a damaged file.
         `digest`: the SHA-256 of the app's bundle.
         """
         if self._only and digest not in self._only:
             raise AppError("this device takes other apps alone")
-        return self._path(digest).is_dir()
+        folder = self._path(digest)
+        if digest not in self._checked and folder.is_dir() and _is_damaged(folder):
+            log.warning("the stored app %s is damaged: it is fetched again", digest)
+            shutil.rmtree(folder)
+        self._checked.add(digest)
+        return folder.is_dir()
 
     def put(self, digest: str, bundle: bytes) -> None:
         """Unpack an app's bundle. Raises `AppError` if it is damaged or its hash not `digest`."""
@@ -70,6 +81,7 @@ class Apps:
         # is too short. RuntimeError: an encrypted entry, or an unknown compression.
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             raise AppError(f"the app's bundle cannot be unpacked: {error}") from error
+        self._path(digest).with_suffix(".json").write_text(json.dumps(_hashes(draft)))
         os.sync()  # one sync is faster than an fsync for each file
         draft.rename(self._path(digest))
         self._forget(digest)
@@ -118,10 +130,29 @@ class Apps:
 
     def _forget(self, digest: str) -> None:
         """Remove the least recently used apps, but not the app `digest`."""
-        others = [f for f in self._folder.iterdir() if f.name != digest]
+        others = [f for f in self._folder.iterdir() if f.is_dir() and f.name != digest]
         others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
         for folder in others[MOST_APPS - 1 :]:
             shutil.rmtree(folder, ignore_errors=True)
+            folder.with_suffix(".json").unlink(missing_ok=True)
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a folder, by the file's path in the folder."""
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+
+
+def _is_damaged(folder: Path) -> bool:
+    """Return whether a file of an app is not what `put` wrote; also if this cannot be known."""
+    try:
+        # Python runs bytecode without a check: remove what earlier processes have compiled.
+        for compiled in list(folder.rglob("__pycache__")):
+            shutil.rmtree(compiled)
+        written = json.loads(folder.with_suffix(".json").read_bytes())
+        return not written.items() <= _hashes(folder).items()
+    except (OSError, ValueError, AttributeError):
+        return True
 
 
 def _loaded(reference: str, folder: Path) -> ClientApp:

@@ -20,7 +20,7 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeat
 from flwr.proto.node_pb2 import Node as ProtoNode
 
 from edgewire.deploy.device.backoff import clock_trouble
-from edgewire.deploy.device.client import FleetClient, ServerRefusal
+from edgewire.deploy.device.client import BUNDLED, NOT_ACTIVATED, FleetClient, ServerRefusal
 from edgewire.deploy.device.node_folder import NodeFolder, known_id
 from edgewire.machine.liveness import INTERVAL
 
@@ -57,8 +57,8 @@ class Membership:
         """Come online, under the earlier id if the node has one.
 
         For an earlier id a heartbeat is enough. The node must not deactivate that id first:
-        otherwise the server itself would reply to the node's current message, with an error. Raises
-        the errors of `FleetClient`.
+        otherwise the server itself would reply to the node's current message, with an error. A node
+        that has lost its id gets it from the server. Raises the errors of `FleetClient`.
         """
         fleet = self._fleet
         before = known_id(self._node_folder.folder, fleet.address, fleet.public_key)
@@ -66,7 +66,11 @@ class Membership:
             if self._registers:
                 self._register()
             request = ActivateNodeRequest(public_key=fleet.public_key, heartbeat_interval=INTERVAL)
-            self.node_id = fleet.call(request, ActivateNodeResponse).node_id
+            try:
+                self.node_id = fleet.call(request, ActivateNodeResponse).node_id
+            except ServerRefusal as error:
+                if error.code != NOT_ACTIVATED or not self._goes_on(self._known_there()):
+                    raise
             self._node_folder.remember(fleet.address, fleet.public_key, self.node_id)
         self.active = True
         if not self._beats.is_alive():
@@ -93,6 +97,12 @@ class Membership:
         except ServerRefusal as error:
             if error.code != _KEY_IN_USE:
                 raise
+
+    def _known_there(self) -> int:
+        """Return the id that the server has for this node's key; 0 if it does not tell one."""
+        with suppress(ValueError, KeyError, TypeError):  # Flower's SuperLink has no such path
+            return int(self._fleet.get(f"{BUNDLED}/status").json()["node"])
+        return 0
 
     def _goes_on(self, before: int) -> bool:
         """Return whether the server accepts this node under its earlier id."""

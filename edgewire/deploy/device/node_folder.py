@@ -3,7 +3,7 @@
 lock                locked while a node uses this folder
 key                 the node's own private key, if no key is given on the command line
 node.json           the server's address, the public key, and the node's id at that server
-node.db, arrays/    the current message, and the node's state of each run (`node_database.py`)
+node.db, arrays/    the current message, its deaths, the states of runs (`node_database.py`)
 apps/HASH/          an unpacked app (`apps.py`)
 
 The first three files survive when the database is lost. `edgewire.deploy.doctor` reads the key and
@@ -94,7 +94,7 @@ class NodeFolder:
 
     def _forget(self) -> None:
         """Remove the oldest stores beyond `MOST_RUNS`."""
-        stored = [name for name in self.database.names() if name != _CLAIM]
+        stored = [name for name in self.database.names() if name.isdecimal()]
         for name in set(stored[MOST_RUNS:]) - set(map(str, self._node_stores)):
             self.database.remove(name)
 

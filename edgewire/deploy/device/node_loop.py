@@ -20,14 +20,16 @@ from flwr.proto.run_pb2 import GetRunRequest, GetRunResponse
 from flwr.supercore.run import Run
 
 from edgewire.deploy.device.app_runner import answered, message_of, refused
-from edgewire.deploy.device.apps import AppError, Apps
+from edgewire.deploy.device.apps import AppError, Apps, OtherApp
 from edgewire.deploy.device.backoff import WORTH_WAITING, Wait, reason_of
 from edgewire.deploy.device.client import RUN_IS_OVER, FleetClient, ServerRefusal
+from edgewire.deploy.device.deaths import Deaths, NodeDied
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
 from edgewire.deploy.device.node_store import NodeStore
 from edgewire.deploy.device.throttled_log import SERVER_INFORMED, ThrottledLog
 from edgewire.deploy.device.transport import ObjectGone, Transport
+from edgewire.machine.errors import Ended
 from edgewire.protocol.lineage import lineage_of
 
 _NO_SUCH_RUN = (RUN_IS_OVER, 2008, 2009)  # Flower's codes: run over, run unknown, app missing
@@ -58,6 +60,8 @@ class Device:
         self._wait, self._failing = wait or Wait(), ThrottledLog()
         self._run: Run | None = None
         self._claim = node_folder.claimed()
+        left = "" if self._claim is None else self._claim.message_object_trees[0].object_id
+        self._deaths = Deaths(node_folder.database, left)
         self._written = True  # the current message is on disk
         self._bundle: bytes | None = None  # the reply to the current message, before it is sent
 
@@ -66,14 +70,18 @@ class Device:
 
         Raises `OtherApp` if a message needs another app than the one that this process has loaded.
         """
-        while True:
-            try:
-                self.step()
-                self._wait.over()
-            except WORTH_WAITING as error:
-                if isinstance(error, ServerRefusal) and error.status in (401, 404, 405, 412):
-                    self._member.active = False
-                self._wait.after(reason_of(error, self._fleet))
+        try:
+            while True:
+                try:
+                    self.step()
+                    self._wait.over()
+                except WORTH_WAITING as error:
+                    if isinstance(error, ServerRefusal) and error.status in (401, 404, 405, 412):
+                        self._member.active = False
+                    self._wait.after(reason_of(error, self._fleet))
+        except (Ended, OtherApp):
+            self._deaths.spare()
+            raise
 
     def step(self) -> None:
         """Come online if necessary; reply to the current message, or pull the next one first.
@@ -106,8 +114,16 @@ class Device:
         lineage = lineage_of(metadata.group_id, run.run_id)
         # As Flower chooses a state: runs of a series share one.
         key = lineage.key if lineage else getattr(run, "series_id", 0) or run.run_id
-        node_store = self._node_folder.node_store(key)
         name = claim.message_object_trees[0].object_id
+        try:
+            self._deaths.begin(name, str(key))
+        except NodeDied as error:
+            if self._bundle is None:
+                self._failing.say("a message is given up", error)
+                self._bundle = refused(message_from_proto(claim.messages_list[0]), error)
+            self._fleet_transport.push(self._bundle)
+            return
+        node_store = self._node_folder.node_store(key)
         if name in node_store.answered[:-1]:
             log.info("a message came again that was replied to long ago: it is put aside")
             return
@@ -117,6 +133,7 @@ class Device:
                 self._bundle = self._reply(claim, run, node_store)
             node_store.commit(node_store.state, name, self._bundle)
         self._fleet_transport.push(self._bundle if self._bundle is not None else node_store.reply())
+        self._deaths.over(node_store.name)
 
     def _reply(self, claim: PullMessagesResponse, run: Run, node_store: NodeStore) -> bytes:
         head = message_from_proto(claim.messages_list[0])

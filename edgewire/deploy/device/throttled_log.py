@@ -16,7 +16,7 @@ class ThrottledLog:
     def __init__(self) -> None:
         self._failed, self._reason = 0, ""
 
-    def say(self, what: str, reason: object = "", error: Exception | None = None) -> None:
+    def say(self, what: str, reason: object = "", error: BaseException | None = None) -> None:
         """Log the failure of a message, unless the one before had the same reason.
 
         `what`, `reason`: the text of the line; `error`: an exception, which is logged with its

@@ -26,8 +26,8 @@ Flower's. A node's push also confirms the message that it replies to.
 A node is authenticated by its signature, and a ServerApp is authenticated by its token, as in
 Flower. The other calls are open only to this machine (`edgewire.deploy.server.access`).
 
-Flower's own calls work as before, and wake the waiting pulls. The server compresses an app's bundle
-for clients that accept gzip.
+Flower's own calls work as before. Those of nodes with large bodies are answered here, by Flower's
+handlers, because Flower would join, parse and send a whole body in its event loop.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import HTTPException
+from flwr.proto import message_pb2
+from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.node_pb2 import Node
@@ -52,11 +54,11 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TASK_TOKEN_HEA
 from flwr.supercore.dependencies.task import authenticate_task
 from flwr.supercore.error import http_error_translator
 from flwr.superlink.dependencies.linkstate import get_linkstate
+from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Protobuf
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -66,6 +68,7 @@ from edgewire.deploy.server.access import LIMIT, App, Scope, Send
 from edgewire.deploy.server.duplicates import DuplicateNodes
 from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply, parts_of_replies
 from edgewire.deploy.server.keyed_condition import KeyedCondition
+from edgewire.deploy.server.large_bodies import LargeBodies, LargeResponse
 from edgewire.deploy.server.node_registry import state_of, status_of
 from edgewire.deploy.server.redelivery import Redelivery
 from edgewire.deploy.server.run_files import results_of
@@ -76,12 +79,13 @@ from edgewire.protocol.bundle import MOST_PARTS, OF_MANY, frames, parts_of
 
 OURS = "edgewire"
 COMPACT = f"{OURS}-compact"
-APP, OBJECT = "/v1/fleet/get-fab", "/v1/fleet/push-object"
+APP = "/v1/fleet/get-fab"
 WAIT = f"{OURS}-wait"
 USUAL_WAIT, LONGEST_WAIT = 20.0, 55.0  # seconds
 # Seconds after which a waiting pull checks for new messages and replies, if no call wakes it.
 NODE_LOOKS, SERVER_LOOKS = 5.0, 1.0
-OBJECTS_WAIT, OBJECTS_LOOK = 60.0, 0.01  # seconds: wait for missing objects; between checks
+# Seconds: the wait for missing objects, and the first and the longest pause between two checks.
+OBJECTS_WAIT, OBJECTS_LOOK, OBJECTS_LATE = 60.0, 0.01, 1.0
 AT_A_TIME = 2  # parallel pushes of a node: one may be broken and not ended yet
 OTHER_PUSH = "/v1/runtime/push-messages"  # Flower's own call of a ServerApp, without objects
 PLAIN, PROTOBUF = "application/octet-stream", "application/protobuf"
@@ -98,10 +102,10 @@ class BundleApi:
 
     def __init__(self, app: App, output: Path | None, budget: BodyBudget) -> None:
         self._app, self._output, self._budget = app, output, budget
-        self._zipped = GZipMiddleware(app, compresslevel=9)
+        self._large = LargeBodies()
         self._bell, self._handed, self._twins = KeyedCondition(), Redelivery(), DuplicateNodes()
         self._arriving = IncompleteReplies()
-        self._sending = Counter[str]()  # public key of a node -> objects that it is sending now
+        self._sending = Counter[str]()  # public key of a node -> calls of `_flowers`
         self._pushing = Counter[int]()  # node id -> bundles that it is sending now
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", f"/v1/fleet/{OURS}"): self._hello,
@@ -112,6 +116,15 @@ class BundleApi:
             ("POST", f"/v1/runtime/{OURS}/pull"): self._server_pulls,
             ("POST", f"/v1/runtime/{OURS}/push"): self._server_pushes,
             ("POST", OTHER_PUSH): self._server_pushes,
+            ("POST", APP): partial(
+                self._flowers, GetFabRequest, partial(message_store.zipped_app, {})
+            ),
+            ("POST", "/v1/fleet/push-object"): partial(
+                self._flowers, message_pb2.PushObjectRequest, fleet.push_object
+            ),
+            ("POST", "/v1/fleet/pull-object"): partial(
+                self._flowers, message_pb2.PullObjectRequest, fleet.pull_object
+            ),
         }
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
@@ -121,23 +134,16 @@ class BundleApi:
             TaskProcesses(state_of(scope))
         answer = self._route(scope) if scope["type"] == "http" else None
         if answer is None:
-            await self._passed_on(scope, receive, send)
+            await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
         response = await http_error_translator(request, answer)
         await response(scope, receive, send)
 
-    async def _passed_on(self, scope: Scope, receive: Any, send: Send) -> None:
-        """Forward a request to Flower's app."""
-        path = scope["path"] if scope["type"] == "http" else ""
-        if path == OBJECT:
-            with _counted(self._sending, Headers(scope=scope).get(FLEET_HTTP_PUBLIC_KEY_HEADER)):
-                await self._app(scope, receive, send)
-            return
-        await (self._zipped if path == APP else self._app)(scope, receive, send)
-
     def _route(self, scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
         found = self._routes.get((scope["method"], scope["path"]))
+        if scope["path"] == APP and "gzip" not in Headers(scope=scope).get("accept-encoding", ""):
+            return None  # a client of another kind
         if found is None and scope["path"].startswith(f"/v1/control/{OURS}/runs/"):
             return partial(results_of, self._output)
         return found
@@ -155,7 +161,7 @@ class BundleApi:
 
     async def _node_pulls(self, request: Request) -> Response:
         signed, pieces = await _read_signed(request)
-        number = await _rest(pieces)
+        number = await self._large.joined(pieces)
         node, state = signed.node_id, get_linkstate(request)
         if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state) is not None):
             raise HTTPException(409, "another node is online with this key")
@@ -163,18 +169,19 @@ class BundleApi:
         wanted = PullMessagesRequest(node=Node(node_id=node))
 
         def look() -> Awaitable[message_store.Load | None]:
-            return run_in_threadpool(message_store.for_node, wanted, self._handed, state)
+            return run_in_threadpool(message_store.for_node, wanted, self._handed, state, number)
 
         load = await self._bell.wait_for(
             ("node", node), look, min(signed.wait, LONGEST_WAIT), lambda: NODE_LOOKS, alone=True
         )
         if load is None:
             return Response(b"")
-        until = time.monotonic() + OBJECTS_WAIT
+        until, pause = time.monotonic() + OBJECTS_WAIT, OBJECTS_LOOK
         while load.missing and time.monotonic() < until:
-            await asyncio.sleep(OBJECTS_LOOK)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, OBJECTS_LATE)  # all nodes of a run may wait for one object
             await run_in_threadpool(load.fetch, state)
-        return Response(compact_bundle.compact(load.parts()))
+        return LargeResponse(await self._large.work(compact_bundle.pieces, load.parts()))
 
     async def _node_pushes(self, request: Request) -> Response:
         signed, pieces = await _read_signed(request)
@@ -183,7 +190,8 @@ class BundleApi:
         size = length_of(request.scope) or 0
         with _counted(self._pushing, signed.node_id):
             async with self._budget.held(signed.node_id, size) if size > SMALL else nullcontext():
-                parts = await _parts(await _rest(pieces), read=compact_bundle.parts_of)
+                content = await self._large.joined(pieces)
+                parts = await self._parts(content, MOST_PARTS, compact_bundle.parts_of)
                 return await self._stored(request, parts, signed.node_id)
 
     async def _other_node_pushes(self, request: Request) -> Response:
@@ -191,8 +199,8 @@ class BundleApi:
 
         The node pushes the reply's objects later, each by a call of its own.
         """
-        body = await request.body()
-        asks = _read(PushMessagesRequest, body)
+        body = await self._large.joined(request.stream())
+        asks = await self._large.work(_read, PushMessagesRequest, body)
         await expect_signed(request, asks)
         return await self._stored(request, [("request", body)], asks.node.node_id)
 
@@ -201,21 +209,34 @@ class BundleApi:
     ) -> Response:
         """Store the reply of the node `asks`, given the parts of the reply's bundle."""
         parts = dict(found)
-        pushed = _read(PushMessagesRequest, parts.pop("request", b""))
+        pushed = await self._large.work(_read, PushMessagesRequest, parts.pop("request", b""))
         confirm = parts.pop("confirm", None)
-        said = [pushed.node.node_id, *(m.metadata.src_node_id for m in pushed.messages_list)]
+        said = [pushed.node.node_id, *(m.metadata.src_node_id for m in pushed.messages_list[:2])]
         if said != [asks, asks] or len(pushed.message_object_trees) != 1:
             raise HTTPException(400, "a push holds one message, of the node that pushes it")
         confirmed = None if confirm is None else _read(ConfirmMessageReceivedRequest, confirm)
         state = get_linkstate(request)
         try:
-            response = await run_in_threadpool(
+            response = await self._large.work(
                 message_store.from_node, pushed, parts, confirmed, self._handed, state
             )
         except ValueError as error:
             raise HTTPException(400, f"this reply is not taken: {error}") from error
         self._bell.ring(("run", pushed.messages_list[0].metadata.run_id))
         return Response(response.SerializeToString(), media_type=PROTOBUF)
+
+    async def _flowers(
+        self, kind: type[Kind], handler: Callable[[Kind, Any], Protobuf | bytes], request: Request
+    ) -> Response:
+        """Answer a node's call of Flower's API by its handler; a result in bytes is compressed."""
+        with _counted(self._sending, request.headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER)):
+            asks = await self._large.work(_read, kind, await self._large.joined(request.stream()))
+            await expect_signed(request, asks)
+            found = await self._large.work(handler, asks, get_linkstate(request))
+        if isinstance(found, bytes):
+            return LargeResponse([found], media_type=PROTOBUF, headers={"content-encoding": "gzip"})
+        content = await self._large.work(found.SerializeToString)
+        return LargeResponse([content], media_type=PROTOBUF)
 
     async def _server_pulls(self, request: Request) -> Response:
         state, task = get_linkstate(request), await _task(request)
@@ -233,7 +254,8 @@ class BundleApi:
         found = await self._bell.wait_for(("run", task.run_id), look, _seconds(request), pause)
         if found is not None:
             await run_in_threadpool(message_store.received, found, state)
-        return Response(frames(parts_of_replies(found or [])), media_type=PLAIN)
+        content = await self._large.work(lambda: frames(parts_of_replies(found or [])))
+        return LargeResponse([content], media_type=PLAIN)
 
     def _sends(self, key: bytes) -> bool:
         """Return whether the node with this public key is sending an object now."""
@@ -241,13 +263,21 @@ class BundleApi:
 
     async def _server_pushes(self, request: Request) -> Response:
         state, task = get_linkstate(request), await _task(request)
-        body, flowers = await request.body(), request.scope["path"] == OTHER_PUSH
-        parts = {"request": body} if flowers else dict(await _parts(body, OF_MANY))
+        body = await self._large.joined(request.stream())
+        flowers = request.scope["path"] == OTHER_PUSH
+        parts = {"request": body} if flowers else dict(await self._parts(body, OF_MANY, parts_of))
         pushed = _read(PushAppMessagesRequest, parts.pop("request", b""))
-        response = await run_in_threadpool(message_store.from_server, pushed, parts, state, task)
+        response = await self._large.work(message_store.from_server, pushed, parts, state, task)
         for node in {message.metadata.dst_node_id for message in pushed.messages_list}:
             self._bell.ring(("node", node))
         return Response(response.SerializeToString(), media_type=PROTOBUF if flowers else PLAIN)
+
+    async def _parts(self, body: bytes, most: int, read: Reader) -> list[tuple[str, bytes]]:
+        """Return a bundle's parts. Raises `HTTPException` for a malformed bundle."""
+        try:
+            return await self._large.work(read, body, LIMIT, most)
+        except ValueError as error:
+            raise HTTPException(400, f"this is no bundle: {error}") from error
 
 
 async def _read_signed(request: Request) -> tuple[SignedHeader, AsyncIterator[bytes]]:
@@ -278,24 +308,10 @@ async def _read_signed(request: Request) -> tuple[SignedHeader, AsyncIterator[by
     return signed, others()
 
 
-async def _rest(pieces: AsyncIterator[bytes]) -> bytes:
-    return b"".join([piece async for piece in pieces])
-
-
 async def _task(request: Request) -> Any:
     """Return the task of the ServerApp that sends a request, after Flower has checked its token."""
     token = request.headers.get(TASK_TOKEN_HEADER)
     return await run_in_threadpool(authenticate_task, request, token, get_linkstate(request))
-
-
-async def _parts(
-    body: bytes, most: int = MOST_PARTS, read: Reader = parts_of
-) -> list[tuple[str, bytes]]:
-    """Return a bundle's parts. Parsing may take a second, so it runs in a thread."""
-    try:
-        return await run_in_threadpool(read, body, LIMIT, most)
-    except ValueError as error:
-        raise HTTPException(400, f"this is no bundle: {error}") from error
 
 
 def _read(kind: type[Kind], content: bytes) -> Kind:

@@ -6,11 +6,13 @@ of a bundle.
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
+from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import (
     PullMessagesRequest,
     PullMessagesResponse,
@@ -84,6 +86,17 @@ def key_of(node_id: int, state: Any) -> bytes:
     return found[0].public_key if found else b""
 
 
+def zipped_app(known: dict[str, bytes], request: GetFabRequest, state: Any) -> bytes:
+    """Return Flower's response to a node that downloads an app, serialized and compressed by gzip.
+
+    `known`: the responses by the apps' hashes; each is compressed once for all nodes.
+    """
+    found = fleet.get_fab(request, state)  # it checks the request
+    if request.hash_str not in known:
+        known[request.hash_str] = gzip.compress(found.SerializeToString(), mtime=0)
+    return known[request.hash_str]
+
+
 def mark_online(node_id: int, state: Any) -> None:
     """Mark a node as online, as a heartbeat does."""
     found = state.get_node_info(node_ids=[node_id])
@@ -91,16 +104,18 @@ def mark_online(node_id: int, state: Any) -> None:
         state.acknowledge_node_heartbeat(node_id, found[0].heartbeat_interval)
 
 
-def for_node(request: PullMessagesRequest, handed: Redelivery, state: Any) -> Load | None:
+def for_node(
+    request: PullMessagesRequest, handed: Redelivery, state: Any, process: bytes = b""
+) -> Load | None:
     """Return the next message for a node, with its objects; None if no message exists.
 
     `handed`: messages that the node has pulled and not replied to. They are sent again first,
-    because a node that pulls has not received them.
+    because a node that pulls has not received them. `process`: the number of the node's process.
     """
     node = request.node.node_id
-    response = handed.again(node, state)
+    response = handed.again(node, state, process)
     response = response or fleet.pull_messages(request, state, state.object_store)
-    handed.note(node, response)
+    handed.note(node, response, process)
     load = Load(response, request.node)
     for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
         names = (each.object_id for each in inflatable.iterate_object_tree(tree))

@@ -8,6 +8,7 @@ and only the registered nodes and their ids are written to a file.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import platform
 from pathlib import Path
@@ -30,8 +31,8 @@ class Registry:
     """Wraps a SuperLink's ASGI app: loads the nodes at the start, and saves every change."""
 
     def __init__(self, app: App, file: Path) -> None:
-        self._app = app
-        self._file = file
+        self._app, self._file = app, file
+        self._saving, self._changes, self._saved = asyncio.Lock(), 0, 0
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
         """Forward a request; after a change of the nodes, save them before the response is sent."""
@@ -42,12 +43,22 @@ class Registry:
 
             async def noted(message: Scope) -> None:
                 if message["type"] == "http.response.start":
-                    await run_in_threadpool(save, state, self._file)
+                    await self._save(state)
                 await send(message)
 
             await self._app(scope, receive, noted)
             return
         await self._app(scope, receive, send)
+
+    async def _save(self, state: Any) -> None:
+        """Save a change of the nodes; changes that come during a save share the next one."""
+        self._changes += 1
+        change = self._changes
+        async with self._saving:
+            if self._saved < change:
+                newest = self._changes
+                await run_in_threadpool(save, state, self._file)
+                self._saved = newest
 
 
 def save(state: Any, file: Path) -> None:

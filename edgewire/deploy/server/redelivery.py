@@ -8,12 +8,16 @@ A node of this project pulls only when it has no unanswered message. So if it pu
 message without a reply has not reached it, and the server sends that message again. If the message
 has reached the node after all, the node recognizes the message's id and sends the same reply again.
 
+A message may also end the node's process before it is on disk. If `MOST` processes of a node have
+pulled a message, the server deletes it, and Flower gives the ServerApp an error instead of a reply.
+
 This state is in memory, because a SuperLink's runs also end when its process ends. It takes a few
 entries per node.
 """
 
 from __future__ import annotations
 
+from logging import getLogger
 from typing import Any
 
 from flwr.common.constant import Status
@@ -21,34 +25,47 @@ from flwr.proto.fleet_pb2 import PullMessagesResponse
 
 from edgewire.deploy.server import steady_clock
 
+MOST = 5  # processes of a node that get a message and send no reply
+log = getLogger("edgewire")
+
 
 class Redelivery:
     """For each node the messages that it has pulled and not replied to, the oldest first."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, dict[str, PullMessagesResponse]] = {}
+        self._processes: dict[str, set[bytes]] = {}  # message id -> the processes that got it
 
-    def note(self, node: int, response: PullMessagesResponse) -> None:
-        """Store the message in a response to a pull of this node."""
+    def note(self, node: int, response: PullMessagesResponse, process: bytes = b"") -> None:
+        """Store the message in a response to a pull of this node, by the process with a number."""
         for message in response.messages_list:
-            self._nodes.setdefault(node, {})[message.metadata.message_id] = response
+            name = message.metadata.message_id
+            self._nodes.setdefault(node, {})[name] = response
+            self._processes.setdefault(name, set()).add(process)
 
     def replied(self, node: int, message_id: str) -> None:
         """Remove a message, because the node's reply to it has arrived."""
         held = self._nodes.get(node, {})
         held.pop(message_id, None)
+        self._processes.pop(message_id, None)
         if not held:
             self._nodes.pop(node, None)
 
-    def again(self, node: int, state: Any) -> PullMessagesResponse | None:
+    def again(self, node: int, state: Any, process: bytes = b"") -> PullMessagesResponse | None:
         """Return the oldest message that a node has not replied to; None if there is none.
+
+        `process`: the number of the process that pulls (`duplicates.py`), or b"".
 
         This call also removes messages for which no reply is expected any more: messages whose
         reply came by another call, expired messages, and messages of finished runs.
         """
         for message_id, response in list(self._nodes.get(node, {}).items()):
             if _is_open(message_id, response.messages_list[0].metadata, state):
-                return response
+                if not process or len(self._processes.get(message_id, set()) | {process}) <= MOST:
+                    return response
+                log.warning("node %d got a message %d times and died: it fails", node, MOST)
+                state.delete_messages({message_id})
+                state.object_store.delete(message_id)
             self.replied(node, message_id)
         return None
 

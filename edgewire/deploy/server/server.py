@@ -11,6 +11,7 @@ The server extends Flower's internals, so it starts only with a release that it 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import resource
 import sys
@@ -153,6 +154,8 @@ def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
     times: dict[str, Any] = {"timeout_keep_alive": KEPT, "timeout_graceful_shutdown": ENDING}
     uvicorn.run = partial(uvicorn.run, **times, **uvicorn_options())
     many_connections()
+    gc.collect()
+    gc.freeze()  # else a full garbage collection would stop the server's event loop for longer
     flower_superlink()
 
 

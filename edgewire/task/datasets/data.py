@@ -208,12 +208,10 @@ def _form(value: object) -> str:
     return f"{' '.join(words)} {tuple(value.shape)}"
 
 
-def _expect_finite(
-    where: str, tensors: Tensors, transform: Callable[[Tensors], Tensors] = unchanged
-) -> None:
-    """Refuse NaN and infinity in floats, unless they are so many that reading them takes long.
+def _expect_finite(where: str, tensors: Tensors, transform: Any = unchanged) -> None:
+    """Refuse NaN and infinity in floats, if the transform does not replace those of the first row.
 
-    A transform may replace them: the first row with one is refused as the transform leaves it.
+    Floats that are so many that reading them takes long are not looked at.
     """
     for tensor in leaves(tensors):
         if not tensor.is_floating_point() or tensor.numel() > MOST_READ:

@@ -16,7 +16,7 @@ from torch import Tensor
 from edgewire.task.datasets.data import Data, Split
 from edgewire.task.datasets.files import data_of, files_of, group_ids
 from edgewire.task.errors import MissingOption, TaskError, listed
-from edgewire.task.tables.columns import Columns, Reading, plain_of
+from edgewire.task.tables.columns import MISSING, Columns, Reading, plain_of
 from edgewire.task.tables.files import Rows, read, tidy
 from edgewire.task.tables.learn import Wishes, learn, survey_of
 from edgewire.task.tables.read import (
@@ -127,8 +127,10 @@ def wished(**options: Any) -> tuple[Mapping[str, Any], Wishes]:
     bound = signature(table).bind(**options)
     bound.apply_defaults()
     given = bound.arguments
-    words = ("delimiter", "decimal", "missing", "header")
-    return given, _wishes(given, Reading(*(given[each] for each in words)))
+    more = given["missing"]
+    missing = None if more is None else (*(MISSING if more else ("",)), *_names(more))
+    reading = Reading(given["delimiter"], given["decimal"], missing, given["header"])
+    return given, _wishes(given, reading)
 
 
 def _wishes(given: Mapping[str, Any], reading: Reading, **more: Any) -> Wishes:
@@ -210,8 +212,7 @@ def without_rows(text: str) -> Data:
     targets = torch.empty(shape, dtype=kind) if columns.target else ()
     split = Split(random_rows(columns, 0), targets)
     transform = TableTransform([plain_of(each) for each in columns.features])
-    names = columns.classes
-    return Data(split, split, transform, len(names), names, columns=columns)
+    return Data(split, split, transform, len(columns.classes), columns.classes, columns=columns)
 
 
 def _groups(rows: Rows, name: str) -> tuple[Tensor, tuple[str, ...]]:

@@ -29,6 +29,7 @@ class Column:
     `missing`: the share of the training rows without a value. `values`: a category's texts, the
     most frequent first (of a target: the names of the classes), or a date's format if it is not
     ISO 8601. `other`: whether the training rows have further texts, which all count as one.
+    `counts`: the rows of each class of a target with at most 10.
     """
 
     name: str
@@ -39,10 +40,12 @@ class Column:
     values: tuple[str, ...] = ()
     other: bool = False
     length: int = 0
+    counts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(self.values))
-        numbers = (self.mean, self.std, self.missing)
+        object.__setattr__(self, "counts", tuple(self.counts))
+        numbers = (self.mean, self.std, self.missing, *self.counts)
         good = all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)
         texts = all(isinstance(each, str) for each in (self.name, *self.values))
         if not good or not texts or self.kind not in KINDS or self.std < 0 or self.length < 0:
@@ -152,6 +155,8 @@ def _described(column: Column, target: bool = False) -> str:
     if column.kind == "category":
         texts = "classes" if target else "texts and others" if column.other else "texts"
         words = [f"{len(column.values)} {texts}"]
+        if column.counts:
+            words = [f"{t[:20]} {n:,}" for t, n in zip(column.values, column.counts, strict=False)]
     elif target:
         words = [f"a number, mean {column.mean:.4g}, deviation {column.std:.4g}"]
     words += [f"{column.missing:.0%} missing"] * (column.missing >= 0.005)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -68,16 +68,14 @@ def read(source: Any, reading: Reading, texts: Collection[str] = ()) -> Rows:
     Raises:
         TaskError: a file that cannot be read, or without rows; or no pyarrow.
     """
-    missing = MISSING if reading.missing is None else reading.missing
-    reading = replace(reading, missing=missing)
+    reading = replace(reading, missing=MISSING if reading.missing is None else reading.missing)
     files = [Path(source)] if isinstance(source, str | Path) else source
     if not isinstance(files, list | tuple):
         table = source if isinstance(source, pyarrow.Table) else _of_frame(source)
         return Rows(_named(table), "the table", replace(reading, decimal=reading.decimal or "."))
     found = [_content(file, reading, texts) for file in files]
-    tables, starts = [table for table, _ in found], [0]
-    for table in tables:
-        starts.append(starts[-1] + table.num_rows)
+    tables = [table for table, _ in found]
+    starts = accumulate((table.num_rows for table in tables), initial=0)
     place = shown(files[0] if len(files) == 1 else files[0].parent)
     return Rows(
         _joined(tables, place) if len(tables) > 1 else tables[0],
@@ -145,9 +143,9 @@ def _joined(tables: list[Table], place: str) -> Table:
 
 def _content(file: Path, reading: Reading, texts: Collection[str]) -> tuple[Table, str]:
     """Return a file's table, with at least one row, and the decimal character."""
-    with reads_as(
-        file, "a table", "save it as a CSV file in UTF-8, with as many cells in each row"
-    ):
+    cure = "save it as a CSV file in UTF-8, with as many cells in each row"
+    cure += "; task=table finds the delimiter" * (reading.delimiter is not None)
+    with reads_as(file, "a table", cure):
         with file.open("rb") as opened:
             magic = opened.read(4)
         if magic == b"PAR1":
@@ -237,21 +235,20 @@ def _delimiter(text: str) -> str:
 
 
 def _decimal(records: Sequence[Sequence[str]], delimiter: str) -> str:
-    """Return the decimal character: a comma if there are numbers with one, and none with a point.
+    """Return the decimal character: a comma if more numbers have one than have a point.
 
     Groups of three digits, as in 1,234, say nothing beside other numbers or the delimiter `,`.
     """
     cells = {cell.strip() for record in records for cell in record}
     groups = {sign: rf"[+-]?\d{{1,3}}(\{sign}\d{{3}})+" for sign in ",."}
-    pairs = ((",", "."), (".", ","))
-    numbers = {sign: rf"({groups[other]}|[+-]?\d*)\{sign}\d+" for sign, other in pairs}
+    numbers = {sign: rf"({groups[other]}|[+-]?\d*)\{sign}\d+" for sign, other in (",.", ".,")}
 
-    def there(form: str, but: str = "$") -> bool:
-        return any(re.fullmatch(form, each) and not re.fullmatch(but, each) for each in cells)
+    def count(form: str, but: str = "$") -> int:
+        return sum(not re.fullmatch(but, each) for each in cells if re.fullmatch(form, each))
 
-    comma, point = (there(numbers[sign], groups[sign]) for sign in ",.")
-    unsure = not point and there(groups[","]) and not there(groups["."]) and delimiter != ","
-    return "," if (comma and not point) or unsure else "."
+    comma, point = (count(numbers[sign], groups[sign]) for sign in ",.")
+    unsure = not point and count(groups[","]) and not count(groups["."]) and delimiter != ","
+    return "," if comma > point or unsure else "."
 
 
 def _has_names(first: Sequence[str]) -> bool:

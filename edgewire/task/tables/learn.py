@@ -19,7 +19,7 @@ from edgewire.task.datasets.files import class_names
 from edgewire.task.errors import TaskError, listed
 from edgewire.task.override_text import text_of
 from edgewire.task.tables.arrow import compute
-from edgewire.task.tables.columns import Column, Columns, Reading
+from edgewire.task.tables.columns import MISSING, Column, Columns, Reading
 from edgewire.task.tables.files import CLOCKS, DATES, Rows, is_text, tidy
 from edgewire.task.tables.read import (
     Floats,
@@ -81,14 +81,14 @@ class Wishes:
 class Problem(Exception):
     """A column is no input, or cannot be taken. `found`: why; `cure`: what to do.
 
-    `key`: LEFT if it is left out; or the option that mends it, skip, kinds or drop_missing, if
-    there is one; `kind`: its value for `kinds`.
+    `key`: LEFT if it is left out; or the option that mends it, skip, kinds, missing or
+    drop_missing, if there is one; `value`: the kind for `kinds`, or the list for `missing`.
     """
 
     found: str
     cure: str = ""
     key: str = ""
-    kind: str = ""
+    value: Any = ""
 
 
 Found = list[tuple[str, Problem]]  # names of columns, and why they are no inputs
@@ -119,10 +119,13 @@ def _overrides(problems: Found, wishes: Wishes) -> list[str]:
     """Return the overrides that mend all problems that an option can mend."""
     keys = {each.key for _, each in problems} if not wishes.plain else set()
     skip = [name for name, each in problems if each.key == "skip"]
-    kinds = {**wishes.kinds, **{name: p.kind for name, p in problems if p.key == "kinds"}}
+    kinds = {**wishes.kinds, **{name: p.value for name, p in problems if p.key == "kinds"}}
+    odd = [text for _, each in problems if each.key == "missing" for text in each.value]
+    missing = dict.fromkeys([*(wishes.reading.missing or ()), *odd])
     values = {
         "skip": [*dict.fromkeys([*wishes.skip, *skip])],
         "kinds": kinds if "".join(kinds).isascii() else [f"{n}: {k}" for n, k in kinds.items()],
+        "missing": [each for each in missing if each not in MISSING],
         "drop_missing": True,
     }
     return [f"dataset.{key}={text_of(each)}" for key, each in values.items() if key in keys]
@@ -236,7 +239,8 @@ def _target(wishes: Wishes, part: Part) -> Column:
     if many and wishes.classes is None and not wishes.plain:
         raise Problem(f"{part.texts:,} different texts in {part.known:,} rows", OTHER)
     names = class_names(part.counts, wishes.classes, wishes.on_device)
-    return Column(part.name, "category", values=names)
+    counts = tuple(part.counts.get(name, 0) for name in names if len(names) <= 10)
+    return Column(part.name, "category", values=names, counts=counts)
 
 
 def _feature(wishes: Wishes, part: Part) -> Column:
@@ -325,13 +329,19 @@ class _Learner:
             else:
                 values = values_of(rows, cells, column)
         except OddCells as odd:
+            cure: tuple[Any, ...] = (f"no {column.kind}: fix them, or leave it out", "skip")
             if target:
-                raise Problem(str(odd), OTHER) from odd
-            if free and column.kind == "number" and is_text(cells.type):
-                cure = f"no number: fix them, or dataset.kinds={{{name}: category}}"
-                raise Problem(str(odd), cure, "kinds", "category") from odd
-            cure = f"no {column.kind}: fix them, or leave it out"
-            raise Problem(str(odd), cure, "skip") from odd
+                cure = (OTHER,)
+            elif column.kind == "number" and is_text(cells.type):
+                codes, texts = encoded(rows, cells)
+                wrong = numeric(rows, texts).is_null()
+                if 0 < wrong.sum().as_py() < 10 and np.mean(np.append(wrong, 0)[codes]) < 0.1:
+                    said = "no number: fix them, or name them in dataset.missing="
+                    cure = (said, "missing", texts.filter(wrong).to_pylist())
+                elif free:
+                    said = f"no number: fix them, or dataset.kinds={{{name}: category}}"
+                    cure = (said, "kinds", "category")
+            raise Problem(str(odd), *cure) from odd
         gaps = np.isnan(values)
         if column.kind == "date" and (values[~gaps] % 1).any():
             column = replace(column, kind="time")
@@ -340,12 +350,11 @@ class _Learner:
         if not whole or not free or gaps.any() or len(values) < FEW_ROWS:
             return part
         steps = np.diff(np.sort(values))
-        once, named = bool(steps.min() > 0), ID.fullmatch(name) is not None
-        step = steps.min()  # rows that were dropped leave holes
-        even = once and not (steps % step).any() and steps.sum() < 2 * step * len(values)
+        step, named = steps.min(), ID.fullmatch(name) is not None  # dropped rows leave holes
+        even = step and not (steps % step).any() and steps.sum() < 2 * step * len(values)
         if even and named and not wishes.plain:
             raise Problem("numbers the rows", key=LEFT)
-        return replace(part, numbered=once and (named or bool(steps.sum() < 1.25 * len(values))))
+        return replace(part, numbered=bool(step and (named or steps.sum() < 1.25 * len(values))))
 
     def _kind(self, name: str, cells: Any, target: bool) -> Column:
         """Return a column with its kind: what the user said, or what most cells are."""
@@ -366,8 +375,9 @@ class _Learner:
             if plain or not target:
                 return Column(name, "integer" if target and whole else "number")
             two = compute.unique(cells.drop_null())[:3].to_pylist()
-            numbers = all(isinstance(each, int | float) for each in two)
-            classes = numbers and all(float(each).is_integer() for each in two)
+            classes = all(
+                isinstance(each, int | float) and float(each).is_integer() for each in two
+            )
             return Column(name, "category" if 0 < len(two) < 3 and classes else "number")
         texts = encoded(self.rows, cells)[1]
         share = 1 - numeric(self.rows, texts).null_count / max(len(texts), 1)
@@ -388,8 +398,9 @@ class _Learner:
         counts = np.bincount(used[used >= 0], minlength=len(texts))
         seen = np.flatnonzero(counts)
         pairs = zip(texts.take(seen).to_pylist(), counts[seen].tolist(), strict=True)
-        known = int((places >= 0).sum())
-        return Part(column, len(places), known, counts=dict(pairs), texts=len(texts))
+        return Part(
+            column, len(places), int((places >= 0).sum()), counts=dict(pairs), texts=len(texts)
+        )
 
     def _measured(self, column: Column, values: Floats, gaps: NDArray[np.bool_]) -> Part:
         """Return what values say of a column, float64 (N,) or (N, length); `gaps`: which lack."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from logging import getLogger
@@ -37,14 +37,17 @@ def rows_of(source: Any, columns: Columns, texts: Iterable[str] = ()) -> Rows:
 def ids_of(rows: Rows, columns: Columns) -> tuple[str, list[Any]] | None:
     """Return the name and the cells of the first column that tells all rows apart, and is no input.
 
-    None: there is none.
+    Else it is the first one without gaps of those that the training left out. None: there is none.
     """
+    left, repeated = {name for name, why in columns.left if why != "constant"}, None
     used = {each.name for each in (*columns.features, *columns.target)}
     for name, cells in zip(rows.names, rows.table.columns, strict=True):
         found = cells.to_pylist() if name not in used and not is_window(cells.type) else []
-        if found and None not in found and len({*found}) == len(found):
-            return name, found
-    return None
+        if found and None not in found:
+            if len({*found}) == len(found):
+                return name, found
+            repeated = repeated or ((name, found) if name in left else None)
+    return repeated
 
 
 def inputs_of(source: Any, columns: Columns) -> Tensors:
@@ -57,7 +60,7 @@ def inputs_of(source: Any, columns: Columns) -> Tensors:
     """
     rows = source if isinstance(source, Rows) else rows_of(source, columns)
     places = located(rows, [each.name for each in columns.features])
-    matrix, channels, wrong, unknown = list[Floats](), [], [], []
+    matrix, channels, wrong, unlike = list[Floats](), [], [], list[str]()
     for column in columns.features:
         found = rows.table.column(places[column.name])
         try:
@@ -65,16 +68,28 @@ def inputs_of(source: Any, columns: Columns) -> Tensors:
                 channels.append(windows(rows, found, column.length))
                 continue
             matrix.append(values_of(rows, found, column))
-            if len(found) and column.kind == "category" and (share := (matrix[-1] == -1).mean()):
-                unknown.append(f"{100 * share:.2g} % of {column.name} is unknown")
+            unlike += _unlike(column, found, matrix[-1])
         except OddCells as odd:
             wrong.append(f"{column.name} has {odd}, and a {column.kind} is taken")
     if wrong:
-        raise TaskError(f"{rows.place}: {listed(wrong, 5, '; ')}")
-    if unknown:
-        log.warning("%s: %s", rows.place, listed(unknown))
+        raise TaskError(f"{rows.place}: {listed(wrong, 5, '; ')}: fix or empty these cells")
+    if unlike:
+        log.warning("%s: %s", rows.place, listed(unlike))
     tensors = [torch.from_numpy(np.stack(each, 1)) for each in (matrix, channels) if each]
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def _unlike(column: Column, cells: Any, values: Floats) -> Iterator[str]:
+    """Yield in words how values, (N,), differ from the training's, few of which are 4 std away."""
+    name, gaps, new = column.name, np.isnan(values), (values == -1) & (column.kind == "category")
+    far = np.abs(values[~gaps] - column.mean) > 4 * column.std
+    if new.any():
+        text = tidy(cells[int(new.argmax())])[:20]
+        yield f"{100 * new.mean():.3g} % of {name} is unknown, such as {text}"
+    if column.kind == "number" and 2 * far.sum() > len(far):
+        yield f"{100 * far.mean():.3g} % of {name} is far from the training's {column.mean:.3g}"
+    if len(gaps) > 1 and gaps.mean() > 0.9 > column.missing:
+        yield f"{100 * gaps.mean():.3g} % of {name} has no value"
 
 
 def targets_of(source: Any, columns: Columns) -> Tensor | None:
@@ -145,10 +160,11 @@ def expect_there(place: str, names: Sequence[str], wanted: Iterable[str], key: s
     """Raise `TaskError` if a table at `place` with columns `names` lacks wanted ones."""
     there = {*names}
     if absent := [name for name in wanted if name not in there]:
-        near = get_close_matches(absent[0], names, n=1)
+        near = [each for each in names if each.lower().startswith(absent[0].lower())]
+        near = get_close_matches(absent[0], names, n=1) or near
         hint = f" (did you mean {near[0]}?)" if near else ""
-        has = f"dataset.{key}= names columns of" if key else "it has"
-        one = "; dataset.delimiter= separates columns" if len(names) == 1 else ""
+        has = f"give dataset.{key}=COLUMN of" if key else "it has"
+        one = "; dataset.delimiter= or task=table separates columns" if len(names) == 1 else ""
         raise TaskError(f"{place} has no column {listed(absent)}{hint}: {has} {listed(names)}{one}")
 
 
@@ -215,9 +231,8 @@ def numeric(rows: Rows, texts: Any) -> Any:
     """Return texts as an Arrow array of float64, without a value where they are no numbers."""
     texts = compute.replace_substring_regex(texts, r"^([+-]?[\d.,]+)\s*%$", r"\1")  # percents
     decimal = rows.reading.decimal or "."
-    many = compute.match_substring_regex(texts, THOUSANDS[decimal])
     short = compute.replace_substring(texts, "," if decimal == "." else ".", "")
-    texts = compute.if_else(many, short, texts)
+    texts = compute.if_else(compute.match_substring_regex(texts, THOUSANDS[decimal]), short, texts)
     if decimal == ",":
         texts = compute.replace_substring(texts, ",", ".")
     good = compute.match_substring_regex(texts, NUMBER)
@@ -249,8 +264,7 @@ def values_of(rows: Rows, cells: Any, column: Column) -> Floats:
         values = np.append(_floats(found), np.nan)[places]
         _expect_none(rows, (np.isnan(values) & (places >= 0)) | np.isinf(values), cells)
         return values
-    days = column.kind in ("date", "time")
-    if days != is_day(cells.type) and not types.is_null(cells.type):
+    if (column.kind in ("date", "time")) != is_day(cells.type) and not types.is_null(cells.type):
         raise _untaken(cells)
     try:
         values = _floats(cells)

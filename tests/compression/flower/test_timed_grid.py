@@ -4,15 +4,22 @@ In real time no silent node blocks a call for ever; a time-out that a user sets 
 """
 
 import inspect
+import re
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from edgewire.compression.flower import timed_grid
 from edgewire.compression.flower.timed_grid import (
+    FIRST,
     LEAST,
     AdaptiveTimeout,
     GridWrapper,
     PolledGrid,
+    SlowestReply,
     TimedGrid,
     gathered,
     timed,
@@ -121,7 +128,7 @@ class Clock:
 
 
 def messages(count):
-    return [SimpleNamespace(node=node) for node in range(count)]
+    return [SimpleNamespace(metadata=SimpleNamespace(dst_node_id=node)) for node in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -130,13 +137,45 @@ def messages(count):
         ([1, 2, 3, 1e12], 3, 3 + LEAST),  # a silent node: one minute more
         ([10, 20, 30, 200], 4, 200),  # a slow node is waited for
         ([10, 20, 30, 1e6], 3, 30 + 300),
-        ([5, 1e12, 1e12, 1e12], 1, FOREVER),  # most replies are missing: the network may be down
+        ([5, 1e12, 1e12, 1e12], 1, FIRST),  # most replies are missing: the network may be down
     ],
 )
 def test_a_silent_node_is_not_waited_for(moments, there, until):
     grid = Clock(moments)
     assert len(gathered(grid, messages(4), FOREVER)) == there
     assert grid.now == until
+
+
+@given(
+    st.lists(st.floats(0.01, 9e3) | st.just(1e12), min_size=1, max_size=5),
+    st.just(0.0) | st.floats(0.01, 9e3),
+    st.sampled_from([FOREVER, 30.0, 5e4]),
+)
+def test_awaited_nodes_are_named_and_each_wait_ends(moments, known, timeout):
+    """`known`: the time of the slowest reply in earlier calls, 0 in the first call."""
+    grid, slowest = Clock(moments), SlowestReply()
+    slowest.took(known)
+    with patch.object(timed_grid.log, "warning") as warning:
+        found = gathered(grid, messages(len(moments)), timeout, slowest)
+    said = [each.args[0] % each.args[1:] for each in warning.call_args_list]
+    named = [[int(node) for node in re.findall(r"node (\d+)", line)] for line in said]
+    missing = [node for node, when in enumerate(moments) if when > grid.now]
+    assert len(found) == len(moments) - len(missing)
+    assert [n for n, line in zip(named, said, strict=True) if "no reply within" in line] == (
+        [missing] if missing else []
+    )
+    late = max(LEAST, 2 * known)
+    waiting = [node for node, when in enumerate(moments) if when > late]
+    assert [n for n, line in zip(named, said, strict=True) if "still waits" in line] == (
+        [waiting] if grid.now > late else []
+    )
+    came = [when for when in moments if when <= grid.now]
+    longest = max(FIRST, 11 * max(came, default=0.0), LEAST + max(came, default=0.0))
+    if timeout < FOREVER:
+        longest = timeout
+    elif known:
+        longest = max(10 * known, LEAST)
+    assert grid.now <= longest
 
 
 def test_a_time_out_that_a_user_sets_is_kept():

@@ -1,4 +1,4 @@
-"""App bundles on a device: an invalid bundle is refused, and none of its files stay."""
+"""App bundles on a device: an invalid bundle is refused, and a damaged app is not used."""
 
 import hashlib
 import io
@@ -6,7 +6,8 @@ import zipfile
 
 import pytest
 
-from edgewire.deploy.device.apps import AppError, Apps
+from edgewire.deploy.device.apps import MOST_APPS, AppError, Apps
+from tests.deploy.damage import DAMAGE
 
 TEXT = b"a line of an app\n" * 400
 
@@ -70,3 +71,32 @@ def test_a_bundle_is_unpacked_once_only(tmp_path):
     assert Apps(tmp_path / "apps").has(digest_of(data))
     (found,) = tmp_path.rglob("main.py")
     assert found.read_bytes() == TEXT
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_app_is_removed_at_the_next_start(kind, tmp_path, caplog):
+    folder, data = tmp_path / "apps", bytes(bundle())
+    digest = digest_of(data)
+    for name in (f"{digest}/app/main.py", f"{digest}.json"):
+        Apps(folder).put(digest, data)
+        running, cache = Apps(folder), folder / digest / "app" / "__pycache__"
+        cache.mkdir()
+        (cache / "main.pyc").write_bytes(b"bytecode, of which nobody has a hash")
+        (folder / digest / "written").write_bytes(b"by the app itself")
+        assert running.has(digest)
+        assert not cache.exists()
+        DAMAGE[kind](folder / name)
+        assert running.has(digest)  # a process checks an app once: it has imported its modules
+        assert not Apps(folder).has(digest)
+        assert not (folder / digest).exists()
+        assert "is damaged: it is fetched again" in caplog.messages.pop()
+
+
+def test_the_files_of_removed_apps_go_with_them(tmp_path):
+    apps = Apps(tmp_path)
+    for number in range(9):
+        data = bytes(bundle()) + bytes(number)
+        apps.put(digest_of(data), data)
+    folders = {each.name for each in tmp_path.iterdir() if each.is_dir()}
+    assert {each.stem for each in tmp_path.glob("*.json")} == folders
+    assert len(folders) == MOST_APPS

@@ -20,6 +20,7 @@ from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
 from edgewire.deploy.node import main
+from tests.deploy.damage import DAMAGE
 from tests.deploy.served import Server
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -87,6 +88,21 @@ def test_an_earlier_process_of_the_node_that_is_still_online(superlink, tmp_path
     assert "counts an earlier life of this node as online" in enter(superlink, tmp_path)
     superlink.state.deactivate_node(number)
     assert not enter(superlink, tmp_path)
+
+
+@pytest.mark.parametrize("registers", [True, False])
+def test_a_new_card_with_the_same_key_goes_on_under_the_same_id(registers, tmp_path):
+    """The node's earlier process still counts as online, and the node has lost its id."""
+    with Server() as server:
+        assert not enter(server, tmp_path)
+        number = id_of(tmp_path)
+        for damage in DAMAGE.values():
+            damage(tmp_path / "node.json")
+            assert not enter(server, tmp_path, registers=registers)
+            assert id_of(tmp_path) == number
+        (node,) = server.state.get_node_info(node_ids=[number])
+        server.state.delete_node(node.owner_aid, number)
+        assert "does not know this node's key" in enter(server, tmp_path, registers=False)
 
 
 def dated(ahead):

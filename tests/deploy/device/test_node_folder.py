@@ -11,6 +11,7 @@ from flwr.proto.fleet_pb2 import PullMessagesResponse
 from edgewire.deploy.device.node_folder import MOST_RUNS, NodeFolder, known_id
 from edgewire.deploy.server.server import taken
 from edgewire.machine.errors import UsageError
+from tests.deploy.damage import DAMAGE
 from tests.local_runs import raising
 
 
@@ -48,6 +49,14 @@ def test_a_damaged_message_is_none(restarted, tmp_path):
     with restarted().database.connection as db:
         db.execute("UPDATE records SET content = replace(content, 'mm', 'mn')")
     assert restarted().claimed() is None
+
+
+@pytest.mark.parametrize("kind", ["empty", "zeros", "cut"])
+def test_a_damaged_key_is_named(kind, restarted, tmp_path):
+    restarted().key()
+    DAMAGE[kind](tmp_path / "key")
+    with pytest.raises(UsageError, match=f"{tmp_path / 'key'} is no private key"):
+        restarted().key()
 
 
 def stored_runs(folder):

@@ -1,27 +1,33 @@
 """Tests what a node sends to a server when calls fail."""
 
 import hashlib
+import importlib.util
 import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from flwr.app import Message
-from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
-from edgewire.deploy.device import client
+from edgewire.deploy.device import client, node_loop
 from edgewire.deploy.device.apps import OtherApp
 from edgewire.deploy.device.backoff import WORTH_WAITING, Wait
 from edgewire.deploy.device.client import FleetClient
+from edgewire.deploy.device.deaths import MOST
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
 from edgewire.deploy.device.node_loop import Device
 from edgewire.deploy.device.transport import Transport
+from edgewire.machine.errors import Ended
 from edgewire.protocol.choose_grid import bundled
+from tests.deploy.damage import DAMAGE
 from tests.deploy.processes import eventually
 from tests.deploy.test_killed import content, expected
+from tests.local_runs import raising
 
 
 class World:
@@ -151,6 +157,58 @@ def test_an_error_of_the_app_is_reported(bundled, world, caplog):
     )  # fmt: skip
     assert reply.content["metrics"]["number"] == 1
     assert "messages are answered again; before that there failed 1" in caplog.messages
+
+
+def test_an_app_that_ends_the_process_is_answered(world):
+    w = world(bundled=True)
+    w.steps()
+    w.ask("exit")
+    w.ask()
+    w.steps(2)
+    assert w.reply_to(w.names[0]).error.reason == "SystemExit: on purpose"
+    assert w.reply_to(w.names[1]).content["metrics"]["number"] == 1
+
+
+@pytest.mark.parametrize("how", [Ended, OtherApp])
+def test_a_node_that_is_asked_to_end_has_not_died(how, world, monkeypatch):
+    w = world()
+    w.steps()
+    w.ask()
+    for _ in range(2 * MOST):
+        with monkeypatch.context() as patch:
+            patch.setattr(node_loop, "answered", raising(how(0)))
+            with pytest.raises(how):
+                w.device.serve()
+        w.die()
+        w.begin()
+    w.until_replied()
+    assert w.is_as_expected()
+
+
+@pytest.mark.parametrize("point", ["objects", "_fetch", "push"])
+def test_a_message_is_given_up_with_either_kind_of_calls(point, world, monkeypatch):
+    """Also a reply that ends the process each time it is sent, and a message of another process."""
+    w = world(bundled=point == "push")
+    w.steps()
+    w.exchange()
+    w.ask()
+    owner = Device if point == "_fetch" else Transport
+    for _ in range(MOST):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, point, raising(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                w.steps(2)
+        w.die()
+        w.begin()
+    w.faults["push-messages"] += ["unanswered"]
+    w.faults["edgewire/compact/push"] += ["unanswered"]
+    w.steps(3)
+    assert w.reply_to(w.names[-1]).error.code == ErrorCode.CLIENT_APP_CRASHED
+    w.die()
+    w.begin()
+    assert not w.steps(2)  # the error is sent again, which does no harm
+    w.exchange()
+    assert w.reply_to(w.names[-1]).content["metrics"]["number"] == 2 + (point == "push")
 
 
 CALLS = {
@@ -303,6 +361,39 @@ def test_a_stored_app_that_is_no_longer_allowed_is_not_run(world, fab):
     w.ask()
     assert not w.steps(2)
     assert w.reply_to(w.names[1]).has_error()
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_the_next_message_works_whatever_file_is_damaged(kind, world, fab, caplog):
+    w = world(bundled=True)
+    w.steps()
+    w.exchange()
+    app = w.folder / "apps" / hashlib.sha256(fab).hexdigest()
+    (app / "counting" / "__pycache__").mkdir(exist_ok=True)
+    cache_from_source = importlib.util.cache_from_source
+    Path(cache_from_source(str(app / "counting" / "client.py"))).write_bytes(b"as it may be")
+    files = [file for file in w.folder.rglob("*") if file.is_file() and file.name != "key"]
+    assert {"client.py", "node.db", "node.json", app.with_suffix(".json").name} <= {
+        file.name for file in files
+    }
+    for file in files:
+        before = w.calls.count("get-fab")
+        w.die()
+        size = (
+            file.stat().st_size if file.exists() else 0
+        )  # a database that is closed has no journal
+        if size:
+            DAMAGE[kind](file)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "counting"]:
+            del sys.modules[name]
+        w.begin()
+        failed = w.steps(2)
+        w.exchange()
+        reply = w.reply_to(w.names[-1])
+        assert reply is not None, (file, failed, caplog.messages[-5:])
+        assert not reply.has_error(), (file, reply.error)
+        again = size and (app in file.parents or file.stem == app.name) and file.suffix != ".pyc"
+        assert w.calls.count("get-fab") - before == bool(again), file
 
 
 def test_another_app_needs_another_process(world, fab):

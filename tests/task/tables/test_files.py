@@ -34,6 +34,7 @@ FORMS = {
     "a;b\n32,8;4.738\n7,1;200\n": ("a b", [32.8, 7.1]),  # whole thousands beside fractions
     "a;b\n32.8;4,738\n7.1;200\n": ("a b", [32.8, 7.1]),
     "a;b\n1,234;x\n": ("a b", [1.234]),
+    "a;b\n1,5;1.5\n2,5;x\n": ("a b", [1.5, 2.5]),  # most numbers have a comma
 }
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from edgewire.task.datasets.table import table, without_rows
 from edgewire.task.errors import MissingOption, NoData, TaskError
+from edgewire.task.override_text import with_quotes
 from edgewire.task.tables.columns import Columns, Reading
 from edgewire.task.tables.learn import Problem, Problems, Wishes
 from edgewire.task.tables.read import ids_of, inputs_of, rows_of, targets_of
@@ -52,8 +53,10 @@ def test_all_columns_that_cannot_be_taken_are_in_one_error(tmp_path):
     assert "day or month first?" in words["since"]
     assert "\n" not in str(caught.value)
     assert "dataset.drop_missing=true" in mended
+    assert "dataset.missing=[" in mended
     options = {"drop_missing": True, "skip": ["note", "id", "user_id"]}
-    kinds = {"income": "category", "since": "%d/%m/%Y"}
+    options["missing"] = ["12 k", "unknown"]
+    kinds = {"since": "%d/%m/%Y"}
     data = table(file_of(tmp_path, columns), "churn", **options, kinds=kinds)
     kept = [each.name for each in data.columns.features]
     assert kept == ["age", "plan", "income", "since"]
@@ -121,8 +124,12 @@ def test_a_target_is_a_class_or_a_number(case, tmp_path):
 
 WRONG = {
     "an absent target": ({"target": "churned"}, "did you mean churn"),
-    "an absent input": ({"inputs": ["height"]}, "no column height: dataset.inputs="),
-    "an absent kind": ({"kinds": {"height": "number"}}, "no column height: dataset.kinds="),
+    "the start of a name": ({"target": "ch"}, "did you mean churn"),
+    "an absent input": (
+        {"inputs": ["height"]},
+        "no column height: give dataset.inputs=COLUMN of age",
+    ),
+    "an absent kind": ({"kinds": {"height": "number"}}, "no column height: give dataset.kinds="),
     "an unknown kind": ({"kinds": {"age": "numbr"}}, "kinds are number, category"),
     "the target as an input": ({"inputs": ["churn"]}, "not the target"),
     "no input": ({"skip": ["age", "plan"]}, "all are left out, age \\(dataset.skip\\)"),
@@ -156,7 +163,7 @@ def test_rows_of_known_columns_are_refused_in_one_line(tmp_path):
     good = pandas.DataFrame(GOOD)
     for frame, line in (
         (good.drop(columns="plan"), "no column plan"),
-        (good.assign(age="old"), 'age has "old" in row 1 and 59 more'),
+        (good.assign(age="old"), 'age has "old" in row 1 and 59 more.*: fix or empty these cells'),
         (pandas.concat([good, good], axis=1), "2 columns age"),
     ):
         with pytest.raises(TaskError, match=line):
@@ -213,7 +220,48 @@ def test_new_rows_have_ids_and_unknown_texts_are_named(tmp_path, caplog):
     rows = rows_of(file_of(tmp_path, new), data.columns, ["key"])
     assert ids_of(rows, data.columns) == ("key", columns["key"])
     inputs_of(rows, data.columns)
-    assert "3.3 % of plan is unknown" in caplog.text
+    assert "3.33 % of plan is unknown, such as x" in caplog.text
+    table(file_of(tmp_path, columns), "churn", skip=["key"])
+    again = rows_of(file_of(tmp_path, {**new, "key": ["01"] * ROWS}), data.columns, ["key"])
+    assert ids_of(again, data.columns) == ("key", ["01"] * ROWS)  # several readings of one
+
+
+UNLIKE = {
+    "another unit": ({"age": GOOD["age"] * 1000}, "100 % of age is far from the training's "),
+    "no value": ({"age": [None] * ROWS}, "100 % of age has no value"),
+    "no text": ({"plan": [None] * ROWS}, "100 % of plan has no value"),
+    "as in training": ({}, ""),
+    "a few outliers": ({"age": [1e9] * 9 + [*GOOD["age"][9:]]}, ""),
+}
+
+
+@pytest.mark.parametrize("case", UNLIKE)
+def test_columns_unlike_those_of_the_training_are_named(case, tmp_path, caplog):
+    changed, line = UNLIKE[case]
+    data = table(file_of(tmp_path, GOOD), "churn")
+    assert not caplog.records
+    inputs_of(pandas.DataFrame({**GOOD, **changed}), data.columns)
+    assert [line in each.message for each in caplog.records] == [True] * bool(line)
+
+
+def test_texts_among_numbers_are_named_as_missing_ones(tmp_path):
+    """The printed override mends the table; those given before and the defaults count, too."""
+    cells = [*GOOD["age"][:-3], "defekt", "k.A.", ""]
+    columns = {**GOOD, "age": cells, "size": cells[::-1]}
+    columns["size"][5] = "-"
+    for before, mended in (
+        (None, "'dataset.missing=[defekt,k.A.,'-']'"),
+        ("defekt", "'dataset.missing=[defekt,k.A.,'-']'"),
+    ):
+        with pytest.raises(Problems) as caught:
+            table(file_of(tmp_path, columns), "churn", missing=before)
+        words = caught.value.screen.splitlines()[-1].replace("'\"'\"'", "'")
+        assert words == f"then add: {mended}"
+    data = table(file_of(tmp_path, columns), "churn", missing=["defekt", "k.A.", "-"])
+    kinds = {each.name: (each.kind, round(ROWS * each.missing)) for each in data.columns.features}
+    assert kinds == {"age": ("number", 3), "plan": ("category", 0), "size": ("number", 4)}
+    none = table(file_of(tmp_path, {**GOOD, "plan": ["NA", "x"] * 30}), "churn", missing=[])
+    assert none.columns.features[1].values == ("NA", "x")  # a list without texts: empty cells only
 
 
 def test_percents_are_numbers_and_dropped_rows_leave_holes_in_ids(tmp_path):
@@ -235,3 +283,17 @@ def test_groups_are_numbered_by_name(tmp_path):
     assert data.train.groups.tolist() == [row % 3 for row in range(ROWS)]
     assert data.group_names == ("shop 0", "shop 1", "shop 2")
     assert [each.name for each in data.columns.features] == ["age", "plan"]
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("k=days [d]", "days [d]"),
+        ("k=within 7 days", "within 7 days"),
+        ("k=[Temperatur [°C],cost (EUR),b]", ["Temperatur [°C]", "cost (EUR)", "b"]),
+        ("k=[größe,1]", ["größe", 1]),
+        ("k='a [b]'", "a [b]"),
+    ],
+)
+def test_names_with_brackets_and_other_letters_need_no_quotes(word, value):
+    assert OverridesParser.create().parse_override(with_quotes(word)).value() == value

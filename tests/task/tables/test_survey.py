@@ -98,7 +98,7 @@ def test_nothing_of_few_rows_is_told():
 def test_a_problem_is_told_without_cells():
     frame = table(40).assign(age=[*["12 k"] * 3, *map(str, range(37))])
     found = survey(frame)
-    assert found.bad == {"age": "no number: fix them, or dataset.kinds={age: category}"}
+    assert found.bad == {"age": "no number: fix them, or name them in dataset.missing="}
     good = survey(table(40))
     assert refused({1: found, 2: good, 3: good})[1].startswith("age is no number: fix them")
     with pytest.raises(Problems, match="age: no number: fix them"):
@@ -118,7 +118,8 @@ def test_nodes_unlike_most_are_refused():
     kept = [survey(each) for at, each in enumerate(nodes) if at not in found]
     columns = columns_of(merged(kept), WISHES)
     assert ("extra", "not at all nodes") in columns.left
-    assert columns_of(merged(kept[:2]), WISHES).target == columns.target
+    two = columns_of(merged(kept[:2]), WISHES)
+    assert two.classes == columns.classes
     two = [survey(frame), survey(frame.drop(columns="churn").assign(plan=1.5))]
     assert refused(dict(enumerate(two))) == {}  # most nodes are more than half
     assert ("plan", "not of one kind at all nodes") in merged(two).left.items()
@@ -164,4 +165,6 @@ def test_a_device_says_how_many_values_are_unknown(tmp_path, caplog):
     rows.to_csv(file, index=False)
     for _ in range(2):  # the source does not remember; a run reads once a process
         read_table(str(file), "churn", columns=columns, on_device=True)
-    assert [each.message for each in caplog.records] == [f"{file}: 12 % of plan is unknown"] * 2
+    assert [each.message for each in caplog.records] == [
+        f"{file}: 12.5 % of plan is unknown, such as new"
+    ] * 2

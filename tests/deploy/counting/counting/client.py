@@ -1,6 +1,8 @@
 """A ClientApp that replies with its message count and a sum that depends on rounding."""
 
 import os
+import signal
+import sys
 import time
 
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -26,3 +28,15 @@ def count(message: Message, context: Context) -> Message:
 @app.train("fail")
 def fail(message: Message, context: Context) -> Message:
     raise ZeroDivisionError("on purpose")
+
+
+@app.train("exit")
+def leave(message: Message, context: Context) -> Message:
+    sys.exit("on purpose")
+
+
+@app.train("die")
+def die(message: Message, context: Context) -> Message:
+    """End the process as the kernel does if memory is short."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError

@@ -1,0 +1,55 @@
+"""Handles large bodies beside the event loop, so that other requests do not wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
+
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from edgewire.deploy.server.access import Scope, Send
+
+PIECE = 1 << 16  # bytes of a response that are sent at once
+WORKERS = 4  # calls at a time: each keeps the event loop waiting for Python's global lock
+Result = TypeVar("Result")
+
+
+class LargeBodies:
+    """The work on the large bodies of one event loop."""
+
+    def __init__(self) -> None:
+        self._workers = asyncio.Semaphore(WORKERS)
+
+    async def work(self, call: Callable[..., Result], *given: Any) -> Result:
+        """Return the result of a call that may take long; it runs in a thread."""
+        async with self._workers:
+            return await run_in_threadpool(call, *given)
+
+    async def joined(self, pieces: AsyncIterator[bytes]) -> bytes:
+        """Return a request's body, given its pieces."""
+        found = [piece async for piece in pieces if piece]
+        return found[0] if len(found) == 1 else await self.work(b"".join, found)
+
+
+class LargeResponse(Response):
+    """A response with the body `parts`, sent in pieces as fast as its client reads them."""
+
+    def __init__(self, parts: Sequence[bytes], **options: Any) -> None:
+        super().__init__(**options)
+        self.headers["content-length"] = str(sum(map(len, parts)))
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
+        """Send the response."""
+        head = {"type": "http.response.start", "status": self.status_code}
+        await send({**head, "headers": self.raw_headers})
+        for part in self._parts:
+            view = memoryview(part)
+            for start in range(0, len(part), PIECE):
+                piece = view[start : start + PIECE]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                if len(piece) == PIECE:
+                    await asyncio.sleep(0)  # `send` alone would not let others run
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
