@@ -105,8 +105,8 @@ class Apps:
         if self._app is None:
             folder = self._path(digest)
             reference = self._described(digest)["components"]["clientapp"]
-            newest = max(each.stat().st_mtime_ns for each in self._folder.iterdir())
-            os.utime(folder, ns=(newest, newest + 10**9))  # the clock may have been set back
+            newest = max(map(_used, self._folder.iterdir()))  # the clock may have been set back
+            os.utime(folder.with_suffix(".json"), ns=(newest, newest + 10**9))
             self._digest = digest
             self._app = _loaded(reference, folder)
         return self._app
@@ -131,10 +131,16 @@ class Apps:
     def _forget(self, digest: str) -> None:
         """Remove the least recently used apps, but not the app `digest`."""
         others = [f for f in self._folder.iterdir() if f.is_dir() and f.name != digest]
-        others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+        others.sort(key=_used, reverse=True)
         for folder in others[MOST_APPS - 1 :]:
             shutil.rmtree(folder, ignore_errors=True)
             folder.with_suffix(".json").unlink(missing_ok=True)
+
+
+def _used(folder: Path) -> int:
+    """Return when an app was used last, in nanoseconds of the time of the file of its hashes."""
+    file = folder.with_suffix(".json")
+    return file.stat().st_mtime_ns if file.exists() else 0
 
 
 def _hashes(folder: Path) -> dict[str, str]:
