@@ -115,9 +115,7 @@ def small(number):
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         archive.writestr("pyproject.toml", f"# {number}{APP}")
-        archive.writestr(
-            "small_app.py", "from flwr.clientapp import ClientApp\napp = ClientApp()\n"
-        )
+        archive.writestr("small_app.py", "import flwr.clientapp\napp = flwr.clientapp.ClientApp()")
     return made.getvalue()
 
 
@@ -127,7 +125,7 @@ def test_the_app_used_last_stays_after_the_clock_was_set_back(tmp_path, monkeypa
     for number, each in enumerate(bundles[:-1]):
         apps.put(digest_of(each), each)
         ahead = time.time() + 365 * 86400 * (number > 0)
-        os.utime(tmp_path / digest_of(each), (ahead, ahead))
+        os.utime(tmp_path / f"{digest_of(each)}.json", (ahead, ahead))
     apps.load(digest_of(bundles[0]))
     del sys.modules["small_app"]
     apps.put(digest_of(bundles[-1]), bundles[-1])
