@@ -139,8 +139,7 @@ class Apps:
 
 def _used(folder: Path) -> int:
     """Return when an app was used last, in nanoseconds of the time of the file of its hashes."""
-    file = folder.with_suffix(".json")
-    return file.stat().st_mtime_ns if file.exists() else 0
+    return max((f.stat().st_mtime_ns for f in folder.parent.glob(f"{folder.stem}.json")), default=0)
 
 
 def _hashes(folder: Path) -> dict[str, str]:

@@ -145,8 +145,7 @@ def from_node(
     """
     metadata = request.messages_list[0].metadata
     expect_known(metadata.run_id, state)
-    asked = metadata.reply_to_message_id
-    question = state.message_ins_store.get(asked)
+    question = state.message_ins_store.get(asked := metadata.reply_to_message_id)
     response = _registered(request, question, state)
     owed = question is not None and question.metadata.dst_node_id == metadata.src_node_id
     if owed and asked not in state.message_ins_id_to_message_res_id:
@@ -168,10 +167,9 @@ def _registered(request: PushMessagesRequest, question: Any, state: Any) -> Push
     with _registering:  # else the store could change between the check and the call
         expect_sound(reply, tree, state.object_store)
         tree.CopyFrom(flat_tree(tree))
-        reply.metadata.created_at = steady_clock.now().timestamp()
+        reply.metadata.created_at = now = steady_clock.now().timestamp()
         if question is not None:
-            ends = question.metadata.created_at + question.metadata.ttl
-            reply.metadata.ttl = ends - reply.metadata.created_at
+            reply.metadata.ttl = question.metadata.created_at + question.metadata.ttl - now
         return fleet.push_messages(request, state)
 
 

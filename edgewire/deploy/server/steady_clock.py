@@ -1,8 +1,7 @@
 """The server's clock: it goes on evenly when the machine's clock is set.
 
 Flower takes from the machine's clock until when a message, a node or a ServerApp is valid. A step
-of that clock would end them. Only signatures, which contain the times of other machines' clocks,
-are still checked with the machine's clock.
+of that clock would end them. Only signatures, with times of other clocks, are checked with it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Watches the processes of ServerApps on this machine.
 
-Flower's SuperLink knows a process by its heartbeats alone. It starts a process again that sends
-none in 30 seconds, and a slow machine needs longer to import Flower. It ends a run 60 seconds after
-the last heartbeat, also if the process was killed at once or is only stopped for a while. For a
-process on another machine, which is not seen here, these limits hold.
+Flower's SuperLink knows a process by its heartbeats alone. If it hears none for 30 seconds, it
+starts another process, but a slow machine needs longer to import Flower. It ends a run 60 seconds
+after the last heartbeat. These limits still hold for processes on other machines.
 """
 
 from __future__ import annotations
@@ -46,25 +45,23 @@ class TaskProcesses:
         """Keep a token valid while its process lives, and no longer."""
         process = None
         while (found := self._state.get_task_by_token(token)) is not None:
-            begun = found.status.status == Status.RUNNING
             if process is None:
                 if process := process_with(token):
                     self._expire(task, token, SILENT)
             elif not _has(process, token):
-                self._ends[task] += not begun
+                self._ends[task] += found.status.status != Status.RUNNING
                 if self._ends[task] == MOST_ENDS:
                     said = f"the ServerApp's process ended {MOST_ENDS} times before it began"
                     self._state.finish_task(task, SubStatus.FAILED, f"{said}: out of memory?")
                 self._expire(task, token, -1.0)
-            elif begun:
+            elif found.status.status == Status.RUNNING:
                 self._expire(task, token, SILENT)
             time.sleep(self._pause)
 
     def _expire(self, task: int, token: str, seconds: float) -> None:
         """Let a token expire `seconds` from now, if the task still has this token."""
         with self._state.lock_task_store:
-            record = self._state.task_token_store.get(task)
-            if record is not None and record.token == token:
+            if (record := self._state.task_token_store.get(task)) and record.token == token:
                 record.active_until = steady_clock.now() + timedelta(seconds=seconds)
 
 
