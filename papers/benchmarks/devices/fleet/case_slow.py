@@ -43,8 +43,8 @@ def share_of_core(share: float, process: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for each in (group / "cgroup.procs").read_text().split():
-            (GROUPS / "cgroup.procs").write_text(each)
+        for left in (group / "cgroup.procs").read_text().split():
+            (GROUPS / "cgroup.procs").write_text(left)
         group.rmdir()
 
 
