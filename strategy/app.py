@@ -62,6 +62,8 @@ def main(grid: Grid, context: Context) -> None:
     if resume and not folder:
         raise ConfigError("resume needs output=, the folder of the run to resume")
     run = Run(config, grid, RunLog(folder, objective, anew=not resume), node_log)
+    if nodes is not None:
+        nodes.strategy = run.strategy
     shutdown = GracefulShutdown(folder)
     checkpointer = RunCheckpointer(run, lasting, shutdown, nodes)
     run.prepare()

@@ -30,6 +30,7 @@ from edgewire.strategy.base import (
 from edgewire.strategy.collector import Stragglers, StragglersState
 from edgewire.strategy.node_scheduler import BackoffScheduler, BackoffSchedulerState
 from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.run.membership import REPEATED
 from edgewire.strategy.server import ModelState, Server
 from edgewire.strategy.staleness import Counted, Ignored, Seen, Staleness
 
@@ -226,7 +227,11 @@ class Pushes(Server):
         state, strategy = self._state, self._strategy
         self._greet()
         for node in self._scheduler.ready(state.done, idle=not state.flight):
-            self._send(node)
+            failed = strategy.failures.failures_of(node)
+            if failed < REPEATED or node in self._grid.get_node_ids():
+                self._send(node)
+            else:  # a spare node may have its place
+                state.scheduler.known.discard(node)
         replies = self._grid.pull_before(state.flight, self._deadline())
         # On a virtual clock it may be known that no reply will arrive, and no node appear.
         ended = self._deadline() == math.inf and self._grid.virtual_seconds is not None

@@ -16,12 +16,12 @@ from edgewire.compression.flower.headers import HEADER
 from edgewire.compression.flower.message_size import measured
 from edgewire.compression.flower.native_tensors import Initial
 from edgewire.compression.flower.server.failure_policy import (
+    NOT_OPEN,
     PATIENT,
     FailedNode,
     FailurePolicy,
     FailurePolicyState,
 )
-from edgewire.compression.flower.server.inbox import NOT_OPEN
 from edgewire.compression.screening import Screening
 from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.schema import Config

@@ -293,6 +293,7 @@ class Rounds(Server):
                 if isinstance(found, PayloadError):
                     raise found
                 used[node] = self._add(node, found, rate)
+                failures.succeeded(node)
             except PayloadError as error:
                 failures.leave_out(node, str(error), f"round {number}: ")
         self._measure(asked, sizes, replies, used)

@@ -36,9 +36,7 @@ TASKS = {
     "hastie": "dataset._target_=papers.tasks.hastie model=table_mlp model.columns=10 "
     "model.outputs=2",
     "friedman": "dataset._target_=papers.tasks.friedman model=table_mlp model.columns=10 "
-    "objective=regression rounds=60",
-    "friedman, 20 rounds": "dataset._target_=papers.tasks.friedman model=table_mlp "
-    "model.columns=10 objective=regression rounds=20",
+    "objective=regression",
 }
 FIRST = 100  # the first new seed
 
@@ -86,11 +84,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--limit", type=float, default=1.0)
     parser.add_argument("--rows", type=int, default=8000)
-    parser.add_argument("--tasks", default=";".join(TASKS))
+    parser.add_argument("--tasks", default=",".join(TASKS))
     asked = parser.parse_args()
     here = Path.cwd()
     found = {}
-    for name in asked.tasks.split(";"):
+    for name in asked.tasks.split(","):
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
             found[name] = checked(name, asked.limit, asked.seeds, asked.rows)

@@ -14,6 +14,7 @@ from ..node_names import called
 from ..traffic import Traffic, in_one_line
 
 log = getLogger("edgewire")
+NOT_OPEN = "its message was answered before, or never sent"
 MANY = 3  # if no reply of MANY nodes can be used, the cause is probably not a single bad node
 # The run ends if every node has sent this many consecutive unusable replies.
 MAX_CONSECUTIVE_FAILURES = 20
@@ -28,6 +29,13 @@ HINTS = {
 }
 
 
+class FailureStreak(NamedTuple):
+    """A node's consecutive failures; `used`: the run's used updates before the first of them."""
+
+    failures: int
+    used: int
+
+
 @dataclass
 class FailurePolicyState:
     """State of `FailurePolicy`.
@@ -37,6 +45,7 @@ class FailurePolicyState:
     least `MANY` nodes. `healed`: True if the last round ended with the advice that nodes get the
     whole model next. By node (in a cut model by segment): `failed`: the number of consecutive
     failures. `reasons`: the reason of the last failure. `counts`: the number of all failures.
+    `streaks`: by node, its consecutive failures.
     """
 
     asked: int = 0
@@ -46,18 +55,24 @@ class FailurePolicyState:
     failed: Counter[int] = field(default_factory=Counter)
     reasons: dict[int, str] = field(default_factory=dict)
     counts: Counter[int] = field(default_factory=Counter)
+    streaks: dict[int, FailureStreak] = field(default_factory=dict)
 
     @property
     def failed_nodes(self) -> dict[int, FailedNode]:
         """The nodes whose replies could not all be used."""
-        return {node: FailedNode(self.counts[node], why) for node, why in self.reasons.items()}
+        streak, reasons = self.streaks.get, self.reasons.items()
+        return {node: FailedNode(self.counts[node], why, streak(node)) for node, why in reasons}
 
 
 class FailedNode(NamedTuple):
-    """How many replies of a node could not be used, and why the last one could not."""
+    """How many replies of a node could not be used, and why the last one could not.
+
+    `streak`: the failures since its last usable reply; None: there are none.
+    """
 
     failures: int
     reason: str
+    streak: FailureStreak | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +121,9 @@ class FailurePolicy:
         self._traffic.failures += 1
         self._reasons.append(reason)
         self._state.counts[node] += 1
+        if reason != NOT_OPEN:  # it answers no message
+            failures, used = self._state.streaks.get(node, (0, self._traffic.client_updates))
+            self._state.streaks[node] = FailureStreak(failures + 1, used)
         line = in_one_line(reason)
         if self._state.reasons.get(node) != line:  # a node may fail for the same reason each time
             self._state.reasons[node] = line
@@ -161,9 +179,10 @@ class FailurePolicy:
             count = f"{MAX_CONSECUTIVE_FAILURES} failures in a row {what}"
             raise PayloadError(f"{UNUSABLE}: {count}: {reason}")
 
-    def succeeded(self, source: int) -> None:
-        """Record a usable reply of a node or a segment."""
+    def succeeded(self, source: int, node: int | None = None) -> None:
+        """Record a usable reply of a node, or of a segment; `node`: the segment's node."""
         self._state.failed.pop(source, None)
+        self._state.streaks.pop(source if node is None else node, None)
 
     def failures_of(self, source: int) -> int:
         """Return the number of consecutive failures of a node or a segment."""
@@ -175,3 +194,4 @@ class FailurePolicy:
             self._state.failed.pop(node, None)
             self._state.reasons.pop(node, None)
             self._state.counts.pop(node, None)
+            self._state.streaks.pop(node, None)

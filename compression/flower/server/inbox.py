@@ -22,8 +22,6 @@ from .reply_checks import SentMessage, usable_weight
 from .session import ServerSession
 from .statistics_screen import StatisticsSplit, norm_of
 
-NOT_OPEN = "its message was answered before, or never sent"
-
 
 class ReceivedUpdate(NamedTuple):
     """A node's update, divided into trained entries and BatchNorm's statistics.

@@ -30,8 +30,8 @@ from ..tensor_split import Model, form_of_updates, statistics_of, with_statistic
 from ..tied_weights import left_tied, widened_model, without
 from ..uncompressed_warning import Uncompressed
 from .acks import OTHER_METHOD
-from .failure_policy import FailurePolicy
-from .inbox import NOT_OPEN, InFlight
+from .failure_policy import NOT_OPEN, FailurePolicy
+from .inbox import InFlight
 from .norm_screen import NormScreen, Screened, Screens, UpdateNorms, norms_of, scaled
 from .reply_checks import (
     UNLIKE,
@@ -111,8 +111,10 @@ class ModelReplies:
         self._screen([each for each in answers if each.usable], server_round)
         if answers:
             self._uncompressed.answered()
-        used = sum(each.usable and cast(SentMessage, each.sent).train for each in answers)
-        return [each.reply for each in answers], used
+        used = [s.node for each in answers if each.usable and (s := each.sent) and s.train]
+        for node in used:
+            self._failures.succeeded(node)
+        return [each.reply for each in answers], len(used)
 
     def forget(self, nodes: set[int]) -> None:
         """Delete the data of nodes that have left the run, and of their messages."""

@@ -246,7 +246,7 @@ class Dispatcher:
             self._open(sent, reply)
         except PayloadError as error:
             return self._without(sent, reply, str(error))
-        self._strategy.failures.succeeded(task.segment)
+        self._strategy.failures.succeeded(task.segment, self._placement.node(task.segment) or -1)
         if task.phase != "backward":
             self._state.accused.pop((task.segment - 1, task.segment), None)
         elif not self._strategy.synthetic:

@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import (
 )
 
 from edgewire.compression.flower import CompressionMod, Traffic
+from edgewire.compression.flower.server.compressed_grid import CompressedGridState
 from edgewire.compression.make import make_codec
 from edgewire.compression.screening import Screening
 from tests import spoil
@@ -130,6 +131,34 @@ def test_a_bad_reply_is_left_out_counted_and_named(case, logged):
     assert len(lines) == len({line.partition(": ")[2] for line in lines})  # each reason once
     assert all("node 3 left out" in line and reason in line for line in lines)
     assert all(np.isfinite(value).all() for value in got.values())
+
+
+@pytest.mark.parametrize("well", [0, 1, 2])
+def test_failures_in_a_row_are_counted_until_a_usable_reply(well):
+    left = {"well": well}  # how many first replies of node 3 are usable
+
+    def change(reply):
+        left["well"] -= 1
+        if left["well"] < 0:
+            raises(reply)
+
+    state = CompressedGridState()
+    compressed_run(node_app(CompressionMod(PLAIN), change), state=state)
+    assert state.failures.failed_nodes[3].streak == (ROUNDS - well, well * NODES)
+
+
+def test_a_usable_reply_ends_the_failures_in_a_row():
+    replies = []
+
+    def change(reply):
+        replies.append(reply)
+        if len(replies) < ROUNDS:
+            raises(reply)
+
+    state = CompressedGridState()
+    compressed_run(node_app(CompressionMod(PLAIN), change), state=state)
+    assert state.failures.failed_nodes[3].failures == ROUNDS - 1
+    assert state.failures.failed_nodes[3].streak is None
 
 
 @pytest.mark.parametrize(
