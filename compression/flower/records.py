@@ -279,9 +279,11 @@ def message_to(node: int, content: RecordDict, group: str, like: Message) -> Mes
 
 
 def reply_to(message: Message, content: RecordDict) -> Message:
-    """Return the reply to a message, as `Message(content, reply_to=message)` in fewer calls."""
+    """Return the reply to a message, as `Message(content, reply_to=message)` in fewer calls.
+
+    The reply has the times of the message, so it is valid for as long, whatever this clock says.
+    """
     asked = metadata_of(message)
-    now = time.time()
     metadata = Metadata.__new__(Metadata)
     metadata.__dict__ = {
         **asked,
@@ -289,8 +291,6 @@ def reply_to(message: Message, content: RecordDict) -> Message:
         "_src_node_id": asked["_dst_node_id"],
         "_dst_node_id": asked["_src_node_id"],
         "_reply_to_message_id": asked["_message_id"],
-        "_created_at": now,
-        "_ttl": asked["_created_at"] + asked["_ttl"] - now,
         "_delivered_at": "",
     }
     if "_src_task_id" in asked:  # earlier versions of Flower have no tasks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import threading
 import time
@@ -34,6 +33,10 @@ from edgewire.machine.job import Job
 screen = getLogger("edgewire")
 _POLL_SECONDS = 0.5
 _PENDING_SECONDS = 30.0  # seconds before a warning that the run has not started
+_WAITS = {
+    "pending": "has not started the run for %.0f s: it is at work on others, or has no SuperExec",
+    "starting": "has been starting the run's process for %.0f s: its machine is slow",
+}
 _WARNING = "WARNING:edgewire:"
 _LAST_LINES_SECONDS = 3.0  # seconds to wait for a finished run's last log lines
 
@@ -122,7 +125,7 @@ def follow(
     `on_poll`: called twice a second. If the run has not started after some time, a warning is
     logged.
     """
-    warn_at = time.monotonic() + _PENDING_SECONDS
+    before, warn_at, waits = "", 0.0, dict(_WAITS)
     copier = threading.Thread(target=_copy_log, args=(client, run_id, log), daemon=True)
     copier.start()
     while True:
@@ -132,13 +135,10 @@ def follow(
         if status.status == "finished":
             copier.join(_LAST_LINES_SECONDS)
             return status
-        if status.status == "pending" and time.monotonic() > warn_at:
-            warn_at = math.inf
-            screen.warning(
-                "the SuperLink has not started the run for %.0f s: it is at work on others, or has "
-                "no SuperExec",
-                _PENDING_SECONDS,
-            )
+        if status.status != before:
+            before, warn_at = status.status, time.monotonic() + _PENDING_SECONDS
+        elif before in waits and time.monotonic() > warn_at:
+            screen.warning("the SuperLink " + waits.pop(before), _PENDING_SECONDS)
         time.sleep(_POLL_SECONDS)
 
 

@@ -77,7 +77,8 @@ def follow_files(source: Source, folder: Path) -> None:
     if there > have:
         source.read(GROWING, have, here)
     copy = folder / REPLACED
-    if REPLACED in sizes and not (copy.exists() and time.time() - copy.stat().st_mtime < PAUSE):
+    age = time.time() - copy.stat().st_mtime if copy.exists() else PAUSE
+    if REPLACED in sizes and not 0 <= age < PAUSE:  # below 0: the clock was set back
         _fetch(source, REPLACED, folder)
 
 

@@ -61,10 +61,10 @@ def test_sources_that_flower_leaves_out_are_one_line(name, included, tmp_path):
 
 
 class Pending:
-    """A fake SuperLink that starts a run at poll number `polls`."""
+    """A fake SuperLink that starts a run after `polls` polls, each with the status `waits`."""
 
-    def __init__(self, polls):
-        self._states = ["pending"] * polls + ["running", "running", "finished"]
+    def __init__(self, polls, waits):
+        self._states = [waits] * polls + ["running", "running", "finished"]
 
     def ListRuns(self, request):
         status = SimpleNamespace(status=self._states.pop(0))
@@ -74,14 +74,18 @@ class Pending:
         return []
 
 
-@pytest.mark.parametrize(("minutes", "lines"), [(0, 0), (5, 1)])
-def test_a_run_that_waits_to_start_is_reported(minutes, lines, tmp_path, caplog, monkeypatch):
+@pytest.mark.parametrize(("minutes", "lines"), [(0, 0), (1, 0), (5, 1)])
+@pytest.mark.parametrize("waits", ["pending", "starting"])
+def test_a_run_that_waits_to_start_is_reported(
+    waits, minutes, lines, tmp_path, caplog, monkeypatch
+):
     clock = iter(range(0, 10**6, 60))
     time = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None)
     monkeypatch.setattr(control, "time", time)
-    assert follow(Pending(minutes), 7, tmp_path / "log").status == "finished"
+    assert follow(Pending(minutes, waits), 7, tmp_path / "log").status == "finished"
     assert len(caplog.messages) == lines
-    assert all("has not started the run for" in line for line in caplog.messages)
+    said = {"pending": "has not started the run for 30 s", "starting": "its machine is slow"}
+    assert all(said[waits] in line for line in caplog.messages)
 
 
 def test_a_warning_of_the_app_is_logged_here_once(tmp_path, caplog):

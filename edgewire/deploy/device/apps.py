@@ -105,7 +105,8 @@ class Apps:
         if self._app is None:
             folder = self._path(digest)
             reference = self._described(digest)["components"]["clientapp"]
-            os.utime(folder)
+            newest = max(map(_used, self._folder.iterdir()))  # the clock may have been set back
+            os.utime(folder.with_suffix(".json"), ns=(newest, newest + 10**9))
             self._digest = digest
             self._app = _loaded(reference, folder)
         return self._app
@@ -130,10 +131,15 @@ class Apps:
     def _forget(self, digest: str) -> None:
         """Remove the least recently used apps, but not the app `digest`."""
         others = [f for f in self._folder.iterdir() if f.is_dir() and f.name != digest]
-        others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+        others.sort(key=_used, reverse=True)
         for folder in others[MOST_APPS - 1 :]:
             shutil.rmtree(folder, ignore_errors=True)
             folder.with_suffix(".json").unlink(missing_ok=True)
+
+
+def _used(folder: Path) -> int:
+    """Return when an app was used last, in nanoseconds of the time of the file of its hashes."""
+    return max((f.stat().st_mtime_ns for f in folder.parent.glob(f"{folder.stem}.json")), default=0)
 
 
 def _hashes(folder: Path) -> dict[str, str]:

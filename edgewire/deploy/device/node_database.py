@@ -14,7 +14,6 @@ import errno
 import fcntl
 import os
 import sqlite3
-import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -134,12 +133,13 @@ class NodeDatabase:
                     (name, digest, None if digest in large else blob)  # None: it is in a file
                     for digest, blob in new.items()
                 ]
-                record = (name, content, hash_of(content), time.time())
+                record = (name, content, hash_of(content))
                 with self.connection as db:  # a transaction
                     # Remove first, so that SQLite uses the same pages again.
                     db.executemany("DELETE FROM blobs WHERE record = ? AND hash = ?", removed)
                     db.executemany("INSERT INTO blobs VALUES (?, ?, ?)", added)
-                    db.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", record)
+                    last = "SELECT COALESCE(MAX(used), 0) + 1 FROM records"  # never a clock's time
+                    db.execute(f"INSERT OR REPLACE INTO records VALUES (?, ?, ?, ({last}))", record)
             finally:  # after a failure, too: a full disk gets its space back
                 self._remove_files(name)
 

@@ -69,10 +69,11 @@ from edgewire.deploy.server.duplicates import DuplicateNodes
 from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply, parts_of_replies
 from edgewire.deploy.server.keyed_condition import KeyedCondition
 from edgewire.deploy.server.large_bodies import LargeBodies, LargeResponse
-from edgewire.deploy.server.node_registry import status_of
+from edgewire.deploy.server.node_registry import state_of, status_of
 from edgewire.deploy.server.redelivery import Redelivery
 from edgewire.deploy.server.run_files import results_of
 from edgewire.deploy.server.signed_uploads import SMALL, BodyBudget, expect_signed, length_of
+from edgewire.deploy.server.task_processes import TaskProcesses
 from edgewire.deploy.signed_header import LONGEST, SignedHeader, headers, read_header
 from edgewire.protocol.bundle import MOST_PARTS, OF_MANY, frames, parts_of
 
@@ -130,6 +131,7 @@ class BundleApi:
         """Answer this project's calls; forward any other request."""
         if scope["type"] == "lifespan":  # uvicorn would log a line for each request
             logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
+            TaskProcesses(state_of(scope))
         answer = self._route(scope) if scope["type"] == "http" else None
         if answer is None:
             await self._app(scope, receive, send)

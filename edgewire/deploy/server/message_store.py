@@ -38,9 +38,11 @@ from flwr.supercore.inflatable import inflatable_object as inflatable
 from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
+from edgewire.deploy.device.app_runner import refused
+from edgewire.deploy.server import steady_clock
 from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply
 from edgewire.deploy.server.redelivery import Redelivery
-from edgewire.protocol.bundle import MOST_PARTS
+from edgewire.protocol.bundle import MOST_PARTS, parts_of
 
 Writer = Callable[[PushObjectRequest], PushObjectResponse]
 SERVER = Node(node_id=1)  # the ServerApp
@@ -134,23 +136,41 @@ def from_node(
 ) -> PushMessagesResponse:
     """Store a node's reply and its objects; remove the answered message from `handed`.
 
+    The reply is valid for as long as its message, whatever the node's clock says. If Flower refuses
+    the first reply to a message, an error reply is stored: the node would repeat its reply.
+
     `confirm`: the node's confirmation of the answered message, or None. The response lists missing
     objects as `objects_to_push`, and the node pushes these one by one. Raises `FlowerError` if the
     run is over or unknown, and `ValueError` for a tree of objects that is not sound.
     """
+    metadata = request.messages_list[0].metadata
+    expect_known(metadata.run_id, state)
+    question = state.message_ins_store.get(asked := metadata.reply_to_message_id)
+    response = _registered(request, question, state)
+    owed = question is not None and question.metadata.dst_node_id == metadata.src_node_id
+    if owed and asked not in state.message_ins_id_to_message_res_id:
+        bundle = refused(question, ValueError("the server could not store the node's reply"))
+        (_, head), *parts, _ = parts_of(bundle, len(bundle))
+        request, objects = PushMessagesRequest.FromString(head), dict(parts)
+        response = _registered(request, question, state)
     run = request.messages_list[0].metadata.run_id
-    expect_known(run, state)
-    with _registering:  # else the store could change between the check and the call
-        tree = request.message_object_trees[0]
-        expect_sound(request.messages_list[0], tree, state.object_store)
-        tree.CopyFrom(flat_tree(tree))
-        response = fleet.push_messages(request, state)
     _store(response, objects, request.node, run, lambda each: fleet.push_object(each, state))
     if confirm is not None:
         fleet.confirm_message_received(confirm, state, state.object_store)
-    asked = request.messages_list[0].metadata.reply_to_message_id
     handed.replied(request.node.node_id, asked)
     return response
+
+
+def _registered(request: PushMessagesRequest, question: Any, state: Any) -> PushMessagesResponse:
+    """Let Flower store the reply to a message `question` (None: it is unknown)."""
+    (reply,), (tree,) = request.messages_list, request.message_object_trees
+    with _registering:  # else the store could change between the check and the call
+        expect_sound(reply, tree, state.object_store)
+        tree.CopyFrom(flat_tree(tree))
+        reply.metadata.created_at = now = steady_clock.now().timestamp()
+        if question is not None:
+            reply.metadata.ttl = question.metadata.created_at + question.metadata.ttl - now
+        return fleet.push_messages(request, state)
 
 
 def flat_tree(tree: ObjectTree) -> ObjectTree:
@@ -232,12 +252,14 @@ def received(replies: Iterable[Reply], state: Any) -> None:
 def from_server(
     request: PushAppMessagesRequest, objects: Mapping[str, bytes], state: Any, task: Any
 ) -> PushAppMessagesResponse:
-    """Store a ServerApp's messages and their objects.
+    """Store a ServerApp's messages and their objects. A message's time to live begins now.
 
     The response lists missing objects as `objects_to_push`. `task`: the ServerApp's task.
     """
     for tree in request.message_object_trees:
         tree.CopyFrom(flat_tree(tree))
+    for message in request.messages_list:
+        message.metadata.created_at = steady_clock.now().timestamp()
     response = runtime.push_messages(request, state, task)
     _store(
         response,

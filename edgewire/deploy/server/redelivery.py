@@ -17,12 +17,13 @@ entries per node.
 
 from __future__ import annotations
 
-import time
 from logging import getLogger
 from typing import Any
 
 from flwr.common.constant import Status
 from flwr.proto.fleet_pb2 import PullMessagesResponse
+
+from edgewire.deploy.server import steady_clock
 
 MOST = 5  # processes of a node that get a message and send no reply
 log = getLogger("edgewire")
@@ -75,7 +76,7 @@ def _is_open(message_id: str, metadata: Any, state: Any) -> bool:
     return (
         bool(run)
         and run[0].status.status != Status.FINISHED
-        and metadata.created_at + metadata.ttl > time.time()
+        and metadata.created_at + metadata.ttl > steady_clock.now().timestamp()
         and message_id in state.get_message_ids_from_run_id(metadata.run_id)
         and message_id in state.object_store  # removed when the reply is confirmed
     )

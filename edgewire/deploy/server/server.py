@@ -138,8 +138,10 @@ def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
     from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
 
+    from edgewire.deploy.server import steady_clock
     from edgewire.deploy.server.connections import uvicorn_options
 
+    steady_clock.install()
     theirs: Callable[[], Sequence[Any]] = extensions.get_middleware
 
     def ours() -> tuple[Any, ...]:

@@ -2,6 +2,9 @@
 
 import hashlib
 import io
+import os
+import sys
+import time
 import zipfile
 
 import pytest
@@ -100,3 +103,31 @@ def test_the_files_of_removed_apps_go_with_them(tmp_path):
     folders = {each.name for each in tmp_path.iterdir() if each.is_dir()}
     assert {each.stem for each in tmp_path.glob("*.json")} == folders
     assert len(folders) == MOST_APPS
+
+
+APP = """
+[tool.flwr.app.components]
+clientapp = "small_app:app"
+"""
+
+
+def small(number):
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("pyproject.toml", f"# {number}{APP}")
+        archive.writestr("small_app.py", "import flwr.clientapp\napp = flwr.clientapp.ClientApp()")
+    return made.getvalue()
+
+
+def test_the_app_used_last_stays_after_the_clock_was_set_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    apps, bundles = Apps(tmp_path), [small(number) for number in range(MOST_APPS + 1)]
+    for number, each in enumerate(bundles[:-1]):
+        apps.put(digest_of(each), each)
+        ahead = time.time() + 365 * 86400 * (number > 0)
+        os.utime(tmp_path / f"{digest_of(each)}.json", (ahead, ahead))
+    apps.load(digest_of(bundles[0]))
+    del sys.modules["small_app"]
+    apps.put(digest_of(bundles[-1]), bundles[-1])
+    kept = [Apps(tmp_path).has(digest_of(each)) for each in bundles]
+    assert (kept[0], kept[-1], sum(kept)) == (True, True, MOST_APPS)

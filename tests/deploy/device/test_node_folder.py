@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import time
 
 import pytest
 from flwr.app import RecordDict
@@ -63,7 +64,9 @@ def stored_runs(folder):
     return sorted(int(name) for name in folder.database.names() if name.isdecimal())
 
 
-def test_only_the_last_runs_are_kept(restarted):
+def test_only_the_last_runs_are_kept(restarted, monkeypatch):
+    earlier = iter(range(2**31, 0, -365 * 86400))  # the clock is set back at each look
+    monkeypatch.setattr(time, "time", lambda: next(earlier))
     folder = restarted()
     for run in range(2**63, 2**63 + MOST_RUNS + 3):
         folder.node_store(run).commit(RecordDict(), "a", b"reply")
