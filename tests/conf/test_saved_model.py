@@ -231,7 +231,8 @@ def test_a_file_of_somebody_else_names_no_other_class(changes, plain, tmp_path, 
     info, tensors = read_model(folder)
     save_file(tensors, folder / "model.safetensors", replace(info, **changes).metadata())
     before = set(sys.modules)
-    with pytest.raises(ConfigError, match=r"=[\w.]+: its package is not E|there is no __main__") as said:
+    said_of = r"=[\w.]+: its package is not E|there is no __main__"
+    with pytest.raises(ConfigError, match=said_of) as said:
         predictor_of(str(folder))
     assert "\n" not in str(said.value)
     assert not set(sys.modules) - before & {"this"}
