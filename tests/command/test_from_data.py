@@ -127,7 +127,7 @@ def test_a_tables_columns_decide_the_model_the_objective_and_the_metric(command,
     words = ["task=table", f"dataset.root={customers(tmp_path)}", *QUICKER]
     code, printed, folder = command(*words, "dataset.target=churn")
     assert code == 0, printed.err
-    for line in ("categories  plan (3 texts)", "missing)", "target      churn (2 classes)"):
+    for line in ("categories  plan (3 texts)", "missing)", "target      churn (no 90, yes "):
         assert line in printed.out
     saved = OmegaConf.load(folder / ".hydra/config.yaml")
     assert (saved.model.columns, saved.model.outputs) == (2 + 1 + 4 + 3 + 1, 2)
