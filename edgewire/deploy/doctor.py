@@ -27,7 +27,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from edgewire.deploy import node  # the first: it reports a missing Flower in one line
-from edgewire.deploy.certificates import CA, private_key
+from edgewire.deploy.certificates import CA, SOON, private_key
 from edgewire.deploy.certificates import SERVER as OWN
 from edgewire.deploy.device.backoff import WORTH_WAITING, clock_trouble, reason_of
 from edgewire.deploy.device.client import (
@@ -47,7 +47,6 @@ SERVER = "--server"
 OK, WARNING, WRONG = "ok", "warning", "wrong"
 NODE_MEMORY = 600 << 20, 250 << 20  # bytes for a node with a small model: enough, and the least
 SERVER_MEMORY = 1 << 30, 400 << 20  # bytes for the SuperLink and a ServerApp
-SOON = 30  # days before a certificate expires
 STATUS = "edgewire/status"
 REGISTER = "`python -m edgewire.deploy.keys register NAME`, on the server"
 RENEW = "`python -m edgewire.deploy.keys server --renew NAME`, on the server"

@@ -66,7 +66,7 @@ class Server:
         self.address = "{}:{}".format(*self.place)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app, log_config=None, timeout_keep_alive=kept, **tls, **uvicorn_options()
+                app, log_config=None, timeout_keep_alive=kept, **tls, **uvicorn_options(keys)
             )
         )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.update(variables)
     sys.argv = ["flower-superlink", *line, *rest]
     with lock:
-        serve(middleware)
+        serve(middleware, None if options.insecure else options.keys)
     return 0
 
 
@@ -130,8 +130,11 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     return found
 
 
-def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
-    """Run Flower's SuperLink in this process, with this middleware and `sys.argv` as options."""
+def serve(middleware: list[tuple[Any, dict[str, Any]]], keys: Path | None = None) -> None:
+    """Run Flower's SuperLink in this process, with this middleware and `sys.argv` as options.
+
+    `keys`: the folder with its certificate; None: it has none.
+    """
     import flwr.superlink.main
     import uvicorn
     from flwr.superlink import extensions
@@ -152,7 +155,7 @@ def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
     if hasattr(app, "get_middleware"):  # some releases of Flower import the function itself
         app.get_middleware = ours
     times: dict[str, Any] = {"timeout_keep_alive": KEPT, "timeout_graceful_shutdown": ENDING}
-    uvicorn.run = partial(uvicorn.run, **times, **uvicorn_options())
+    uvicorn.run = partial(uvicorn.run, **times, **uvicorn_options(keys))
     many_connections()
     gc.collect()
     gc.freeze()  # else a full garbage collection would stop the server's event loop for longer
