@@ -51,8 +51,8 @@ def test_a_unit_provides_the_files_of_its_program(name):
     (command,) = said["ExecStart"]
     handed = {each.partition(":")[0] for each in said["LoadCredential"]}
     if name == "server":
-        assert handed == {"ca.crt", "server.crt", "server.key"}
-        assert "--keys ${CREDENTIALS_DIRECTORY}" in command
+        assert handed == {"server.key"}
+        assert "--keys /etc/edgewire --key ${CREDENTIALS_DIRECTORY}/server.key" in command
     else:
         assert handed == {"node.key"}
         assert "${CREDENTIALS_DIRECTORY}/node.key" in command

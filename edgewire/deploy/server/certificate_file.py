@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from edgewire.deploy.certificates import SERVER, SOON
+from edgewire.deploy.certificates import SOON
 
 LOOKS = 10.0  # seconds between two looks at the files
 DAY = 86400.0
@@ -19,13 +19,13 @@ log = getLogger("edgewire")
 
 
 class CertificateFile:
-    """The certificate and the key in the folder `keys`, which `tls` holds for new connections.
+    """The files of the certificate and of its key, which `tls` holds for new connections.
 
     Connections that are open keep the certificate that they began with.
     """
 
-    def __init__(self, keys: Path, tls: ssl.SSLContext) -> None:
-        self._files, self._tls = (keys / f"{SERVER}.crt", keys / f"{SERVER}.key"), tls
+    def __init__(self, files: tuple[Path, Path], tls: ssl.SSLContext) -> None:
+        self._files, self._tls = files, tls
         self._seen, self._warned, self._failed = self._marks(), -DAY, ""
 
     def look(self) -> None:
@@ -45,7 +45,7 @@ class CertificateFile:
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             if self._failed != (found := str(error)):
                 self._failed = found
-                log.warning("the certificate in use stays: %s: %s", self._files[0].parent, found)
+                log.warning("the certificate in use stays: %s: %s", self._files[0], found)
 
     def _warn(self) -> None:
         ends = x509.load_pem_x509_certificate(self._files[0].read_bytes()).not_valid_after_utc

@@ -160,10 +160,10 @@ class _Accepted(asyncio.Protocol):
         self._take(connection)
 
 
-def bounded_loop(keys: Path | None = None) -> asyncio.AbstractEventLoop:
+def bounded_loop(files: tuple[Path, Path] | None = None) -> asyncio.AbstractEventLoop:
     """Return an event loop as uvicorn makes it, with limits on the TLS handshakes of its servers.
 
-    `keys`: the folder with the certificate, whose renewal is taken up (`CertificateFile`).
+    `files`: the certificate, whose renewal is taken up (`CertificateFile`), and its key.
     A handshake ends after `HANDSHAKE_SECONDS`. If more than `MOST_OPENING` connections are in a
     handshake, the oldest one is closed. uvicorn does not know a connection before its handshake.
     """
@@ -193,8 +193,8 @@ def bounded_loop(keys: Path | None = None) -> asyncio.AbstractEventLoop:
         loop.call_later(certificate_file.LOOKS, watch, file)
 
     async def create_server(make: Any, *given: Any, ssl: Any = None, **options: Any) -> Any:
-        if ssl is not None and keys is not None:
-            watch(CertificateFile(keys, ssl))
+        if ssl is not None and files is not None:
+            watch(CertificateFile(files, ssl))
         first = make if ssl is None else partial(_Accepted, partial(take, make=make, tls=ssl))
         return await listen(first, *given, **options)
 
@@ -202,7 +202,7 @@ def bounded_loop(keys: Path | None = None) -> asyncio.AbstractEventLoop:
     return loop
 
 
-def uvicorn_options(keys: Path | None = None) -> dict[str, Any]:
+def uvicorn_options(files: tuple[Path, Path] | None = None) -> dict[str, Any]:
     """Return uvicorn's options for these limits; they switch unused websockets off."""
-    loop = partial(bounded_loop, keys)
+    loop = partial(bounded_loop, files)
     return {"http": BoundedProtocol, "ws": "none", "loop": loop}

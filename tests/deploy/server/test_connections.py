@@ -261,7 +261,8 @@ def test_a_certificate_that_ends_soon_is_said_once_a_day(days, said, tmp_path, c
     monkeypatch.setattr(certificates, "SERVER_DAYS", days)
     make_ca(tmp_path)
     make_server(tmp_path, ["127.0.0.1"])
-    file = certificate_file.CertificateFile(tmp_path, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    files = tmp_path / "server.crt", tmp_path / "server.key"
+    file = certificate_file.CertificateFile(files, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     for _ in range(3):
         file.look()
     warned = [record.getMessage() for record in caplog.records]
