@@ -35,6 +35,7 @@ from edgewire.machine.errors import UsageError
 CA, SERVER, NODES = "ca", "server", "nodes"
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server's own processes connect to these names
 CA_DAYS, SERVER_DAYS = 3650, 825
+SOON = 30  # days before a certificate expires
 # A certificate is valid from one day before it is made, because a device's clock may be behind.
 EARLIER = datetime.timedelta(days=1)
 SECRET, PUBLIC = 0o600, 0o644

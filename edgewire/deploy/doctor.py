@@ -27,8 +27,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from edgewire.deploy import node  # the first: it reports a missing Flower in one line
-from edgewire.deploy.certificates import CA, private_key
-from edgewire.deploy.certificates import SERVER as OWN
+from edgewire.deploy.certificates import CA, SOON, private_key
 from edgewire.deploy.device.backoff import WORTH_WAITING, clock_trouble, reason_of
 from edgewire.deploy.device.client import (
     BUNDLED,
@@ -37,6 +36,7 @@ from edgewire.deploy.device.client import (
     ahead_of,
     says_bundled,
 )
+from edgewire.deploy.server.server import key_files
 from edgewire.deploy.server.server import parser as server_parser
 from edgewire.machine.errors import UsageError
 from edgewire.machine.proxies import by_proxy
@@ -47,7 +47,6 @@ SERVER = "--server"
 OK, WARNING, WRONG = "ok", "warning", "wrong"
 NODE_MEMORY = 600 << 20, 250 << 20  # bytes for a node with a small model: enough, and the least
 SERVER_MEMORY = 1 << 30, 400 << 20  # bytes for the SuperLink and a ServerApp
-SOON = 30  # days before a certificate expires
 STATUS = "edgewire/status"
 REGISTER = "`python -m edgewire.deploy.keys register NAME`, on the server"
 RENEW = "`python -m edgewire.deploy.keys server --renew NAME`, on the server"
@@ -281,7 +280,7 @@ def certificate_of_server(options: argparse.Namespace) -> Iterable[Finding]:
     """Check the CA, the server's certificate and its key."""
     if options.insecure:
         return
-    ca_file, file, key_file = (options.keys / n for n in (f"{CA}.crt", f"{OWN}.crt", f"{OWN}.key"))
+    ca_file, (file, key_file) = options.keys / f"{CA}.crt", key_files(options)
     try:
         ca, own = (x509.load_pem_x509_certificate(each.read_bytes()) for each in (ca_file, file))
         yield from _secret(key_file, "certificate")

@@ -57,16 +57,17 @@ class Server:
             app.add_middleware(Registry, file=nodes)
         app.add_middleware(LocalOnly, closed=False)
         self.state = app.state.linkstate_factory.state()
-        tls = {}
+        tls, files = {}, None
         if keys is not None:
-            tls = {"ssl_certfile": keys / "server.crt", "ssl_keyfile": keys / "server.key"}
+            files = keys / "server.crt", keys / "server.key"
+            tls = dict(zip(("ssl_certfile", "ssl_keyfile"), files, strict=True))
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.place = self._socket.getsockname()
         self.address = "{}:{}".format(*self.place)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app, log_config=None, timeout_keep_alive=kept, **tls, **uvicorn_options()
+                app, log_config=None, timeout_keep_alive=kept, **tls, **uvicorn_options(files)
             )
         )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})

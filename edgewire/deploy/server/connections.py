@@ -23,10 +23,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from uvicorn.loops.auto import auto_loop_factory
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from edgewire.deploy.server import certificate_file
+from edgewire.deploy.server.certificate_file import CertificateFile
 
 LONGEST_HEAD = 1 << 16  # bytes of a request's first line and headers; also of its trailers
 MOST_UNUSED = 1 << 26  # bytes of a body that arrive after the response, as after a refusal
@@ -156,9 +160,10 @@ class _Accepted(asyncio.Protocol):
         self._take(connection)
 
 
-def bounded_loop() -> asyncio.AbstractEventLoop:
+def bounded_loop(files: tuple[Path, Path] | None = None) -> asyncio.AbstractEventLoop:
     """Return an event loop as uvicorn makes it, with limits on the TLS handshakes of its servers.
 
+    `files`: the certificate, whose renewal is taken up (`CertificateFile`), and its key.
     A handshake ends after `HANDSHAKE_SECONDS`. If more than `MOST_OPENING` connections are in a
     handshake, the oldest one is closed. uvicorn does not know a connection before its handshake.
     """
@@ -183,7 +188,13 @@ def bounded_loop() -> asyncio.AbstractEventLoop:
             with suppress(OSError):  # the client has closed it
                 oldest.shutdown(socket.SHUT_RDWR)
 
+    def watch(file: CertificateFile) -> None:
+        file.look()
+        loop.call_later(certificate_file.LOOKS, watch, file)
+
     async def create_server(make: Any, *given: Any, ssl: Any = None, **options: Any) -> Any:
+        if ssl is not None and files is not None:
+            watch(CertificateFile(files, ssl))
         first = make if ssl is None else partial(_Accepted, partial(take, make=make, tls=ssl))
         return await listen(first, *given, **options)
 
@@ -191,7 +202,7 @@ def bounded_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def uvicorn_options() -> dict[str, Any]:
+def uvicorn_options(files: tuple[Path, Path] | None = None) -> dict[str, Any]:
     """Return uvicorn's options for these limits; they switch unused websockets off."""
-    loop = f"{__name__}:{bounded_loop.__name__}"
+    loop = partial(bounded_loop, files)
     return {"http": BoundedProtocol, "ws": "none", "loop": loop}

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.update(variables)
     sys.argv = ["flower-superlink", *line, *rest]
     with lock:
-        serve(middleware)
+        serve(middleware, None if options.insecure else key_files(options))
     return 0
 
 
@@ -72,6 +72,7 @@ def parser(prog: str = "python -m edgewire.deploy.server") -> argparse.ArgumentP
     add("--port", type=int, default=PORT, help="the port (default: %(default)s)")
     keys = "the folder of edgewire.deploy.keys (%(default)s)"
     add("--keys", type=Path, default=Path("keys"), help=keys)
+    add("--key", type=Path, help="the server's private key, if it is not in --keys")
     add(
         "--state",
         type=Path,
@@ -97,9 +98,9 @@ def command_line(options: argparse.Namespace) -> list[str]:
                 "--insecure goes with --host 127.0.0.1: what is sent could be read and changed"
             )
         return [*arguments, "--insecure"]
-    files = {"ca-cert": f"{CA}.crt", "cert": f"{SERVER}.crt", "key": f"{SERVER}.key"}
-    for flag, name in files.items():
-        path = options.keys / name
+    certificate, key = key_files(options)
+    files = {"ca-cert": options.keys / f"{CA}.crt", "cert": certificate, "key": key}
+    for flag, path in files.items():
         if not path.is_file():
             raise UsageError(
                 f"there is no {path}: "
@@ -107,6 +108,11 @@ def command_line(options: argparse.Namespace) -> list[str]:
             )
         arguments += [f"--ssl-{flag}file", str(path)]
     return arguments if options.any_node else [*arguments, "--enable-supernode-auth"]
+
+
+def key_files(options: argparse.Namespace) -> tuple[Path, Path]:
+    """Return the paths of the server's certificate and of its key."""
+    return options.keys / f"{SERVER}.crt", options.key or options.keys / f"{SERVER}.key"
 
 
 def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
@@ -130,8 +136,13 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     return found
 
 
-def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
-    """Run Flower's SuperLink in this process, with this middleware and `sys.argv` as options."""
+def serve(
+    middleware: list[tuple[Any, dict[str, Any]]], files: tuple[Path, Path] | None = None
+) -> None:
+    """Run Flower's SuperLink in this process, with this middleware and `sys.argv` as options.
+
+    `files`: its certificate and the key; None: it has none.
+    """
     import flwr.superlink.main
     import uvicorn
     from flwr.superlink import extensions
@@ -152,7 +163,7 @@ def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
     if hasattr(app, "get_middleware"):  # some releases of Flower import the function itself
         app.get_middleware = ours
     times: dict[str, Any] = {"timeout_keep_alive": KEPT, "timeout_graceful_shutdown": ENDING}
-    uvicorn.run = partial(uvicorn.run, **times, **uvicorn_options())
+    uvicorn.run = partial(uvicorn.run, **times, **uvicorn_options(files))
     many_connections()
     gc.collect()
     gc.freeze()  # else a full garbage collection would stop the server's event loop for longer

@@ -8,8 +8,9 @@ from contextlib import ExitStack, suppress
 import httpx
 import pytest
 
+from edgewire.deploy import certificates
 from edgewire.deploy.certificates import make_ca, make_server
-from edgewire.deploy.server import connections
+from edgewire.deploy.server import certificate_file, connections
 from edgewire.deploy.server.connections import LONGEST_HEAD, MOST_UNASKED
 from tests.deploy.served import FakeNode, Server
 
@@ -216,3 +217,54 @@ def test_silent_tls_handshakes_are_limited_in_time_and_number(begun, tmp_path, m
         for each in silent[5:]:
             assert rest_of(each) == b""
         assert 0.5 < time.monotonic() - opened < SOON
+
+
+def test_a_renewed_certificate_is_taken_up_and_files_that_do_not_fit_are_not(tmp_path, caplog):
+    """New connections get it, an open one goes on; a key of another server changes nothing."""
+    make_ca(tmp_path)
+    make_server(tmp_path, ["127.0.0.1"])
+    trusted = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+
+    def serial():
+        plain = socket.create_connection(server.place, timeout=SOON)
+        with trusted.wrap_socket(plain, server_hostname="127.0.0.1") as line:
+            return line.getpeercert()["serialNumber"]
+
+    def until(done):
+        over = time.monotonic() + SOON
+        while not done() and time.monotonic() < over:
+            time.sleep(0.02)
+        return done()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certificate_file, "LOOKS", 0.05)
+        with Server(keys=tmp_path) as server, httpx.Client(verify=trusted, trust_env=False) as kept:
+            url = f"https://{server.address}/v1/fleet/edgewire"
+            first, opened = serial(), kept.get(url)
+            make_server(tmp_path, ["127.0.0.1"], renew=True)
+            assert until(lambda: serial() != first)
+            assert kept.get(url).text == opened.text == "1"
+            second = serial()
+            key = (tmp_path / "server.key").read_bytes()
+            for damage in (b"", key[:-40], (tmp_path / "ca.key").read_bytes()):
+                (tmp_path / "server.key").write_bytes(damage)
+                time.sleep(0.2)
+                assert serial() == second
+            assert "the certificate in use stays" in caplog.text
+            (tmp_path / "server.key").write_bytes(key)
+            make_server(tmp_path, ["127.0.0.1"], renew=True)
+            assert until(lambda: serial() != second)
+
+
+@pytest.mark.parametrize(("days", "said"), [(29, "ends in 28 days"), (31, ""), (0, "in 0 days")])
+def test_a_certificate_that_ends_soon_is_said_once_a_day(days, said, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(certificates, "SERVER_DAYS", days)
+    make_ca(tmp_path)
+    make_server(tmp_path, ["127.0.0.1"])
+    files = tmp_path / "server.crt", tmp_path / "server.key"
+    file = certificate_file.CertificateFile(files, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    for _ in range(3):
+        file.look()
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == bool(said)
+    assert all(said in line for line in warned)

@@ -80,7 +80,7 @@ def test_connections_stay_open_while_nodes_compute_and_pulls_do_not_delay_the_en
     server.serve([])
     times = {"timeout_keep_alive": server.KEPT, "timeout_graceful_shutdown": server.ENDING}
     loop = kept[0].pop("loop")
-    assert import_from_string(loop) is bounded_loop
+    assert import_from_string(loop).func is bounded_loop
     assert kept == [{"app": None, **times, "http": BoundedProtocol, "ws": "none"}]
 
 
