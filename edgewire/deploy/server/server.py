@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,6 +34,7 @@ from edgewire.protocol.flower_releases import WANTED, installed, is_known
 PORT = 8000  # Flower's default
 NODES, LOCK = "nodes.json", "lock"  # files in the folder --state
 KEPT = 75  # seconds that an idle connection stays open: a new one costs a node 3 kB
+SUPEREXEC = (sys.executable, "-m", "edgewire.deploy.server.superexec")
 ENDING = 2  # seconds that requests have when the server ends; nodes repeat their pulls
 
 
@@ -146,7 +148,6 @@ def serve(
     import flwr.superlink.main
     import uvicorn
     from flwr.superlink import extensions
-    from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
 
     from edgewire.deploy.server import steady_clock
@@ -158,7 +159,9 @@ def serve(
     def ours() -> tuple[Any, ...]:
         return (*(Middleware(kind, **options) for kind, options in middleware), *theirs())
 
-    extensions.get_middleware = ours
+    cli: Any = import_module("flwr.superlink.cli.flower_superlink")
+    extensions.get_middleware, theirs_to_start = ours, cli._get_superexec_command
+    cli._get_superexec_command = lambda **options: [*SUPEREXEC, *theirs_to_start(**options)[1:]]
     app: Any = flwr.superlink.main
     if hasattr(app, "get_middleware"):  # some releases of Flower import the function itself
         app.get_middleware = ours
@@ -167,7 +170,7 @@ def serve(
     many_connections()
     gc.collect()
     gc.freeze()  # else a full garbage collection would stop the server's event loop for longer
-    flower_superlink()
+    cli.flower_superlink()
 
 
 def many_connections() -> None:
