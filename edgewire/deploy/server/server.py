@@ -82,9 +82,18 @@ def parser(prog: str = "python -m edgewire.deploy.server") -> argparse.ArgumentP
         help="the folder for registered nodes and for runs' results (default: %(default)s)",
     )
     add("--data", type=Path, help="the folder below which runs may read data (default: ./data)")
+    kept = "remove finished runs that are so much older than the newest, as in 30d (default: none)"
+    add("--keep-runs", type=days, metavar="DAYS", help=kept)
+    kept = "keep so many of the newest apps in the folder --state (default: all)"
+    add("--keep-apps", type=int, metavar="NUMBER", help=kept)
     add("--insecure", action="store_true", help="no TLS and no keys: on this machine, for trying")
     add("--any-node", action="store_true", help="take nodes without a key that is registered")
     return made
+
+
+def days(text: str) -> float:
+    """Return the number in a text such as 30d. Raises `ValueError` for another text."""
+    return float(text.removesuffix("d"))
 
 
 def command_line(options: argparse.Namespace) -> list[str]:
@@ -124,13 +133,15 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     """
     from edgewire.deploy.server.api import BundleApi
     from edgewire.deploy.server.node_registry import Registry, load
+    from edgewire.deploy.server.retention import each_day
     from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 
-    budget = BodyBudget()
+    budget, runs = BodyBudget(), output_of(options)
+    kept = (runs, home_of(options) / "apps", options.keep_runs, options.keep_apps)
     found: list[tuple[Any, dict[str, Any]]] = [
         (LocalOnly, {"closed": not (options.insecure or options.any_node)}),
         (SignedUploads, {"budget": budget}),
-        (BundleApi, {"output": output_of(options), "budget": budget}),
+        (BundleApi, {"output": runs, "budget": budget, "tidy": partial(each_day, *kept)}),
     ]
     if not options.insecure:
         load(options.state / NODES)
@@ -203,7 +214,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         output_of(options).mkdir(exist_ok=True)
     except OSError as error:
         raise UsageError(f"--state {options.state} cannot be used: {error.strerror}") from error
-    home = os.environ.get("FLWR_HOME", str((options.state / "flwr").resolve()))
+    home = os.environ.get("FLWR_HOME", str(home_of(options)))
     found = {
         **flower_environment(home, poll=0.2),
         OUTPUT: str(output_of(options)),
@@ -218,3 +229,8 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
 def output_of(options: argparse.Namespace) -> Path:
     """Return the folder that holds each run's folder of results."""
     return Path(options.state).resolve() / "runs"
+
+
+def home_of(options: argparse.Namespace) -> Path:
+    """Return Flower's home folder, unless the environment names another."""
+    return Path(options.state).resolve() / "flwr"
