@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not is_known(found := installed()):
             raise UsageError(f"not tried with Flower {found}: `pip install '{WANTED}'`")
+        if any(word.startswith("--database") for word in rest):
+            raise UsageError("--database: this server's state is in memory, and in --state")
         expect_usable_proxies()
         line = command_line(options)
         variables = environment(options)
