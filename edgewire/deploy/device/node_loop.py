@@ -62,6 +62,7 @@ class Device:
         self._claim = node_folder.claimed()
         left = "" if self._claim is None else self._claim.message_object_trees[0].object_id
         self._deaths = Deaths(node_folder.database, left)
+        self._known = False  # the node knows the server's calls, and its own name there
         self._written = True  # the current message is on disk
         self._bundle: bytes | None = None  # the reply to the current message, before it is sent
 
@@ -90,8 +91,13 @@ class Device:
         """
         if not self._member.active:
             self._member.enter()
-            self._fleet_transport.begin()
-            log.info("online at %s as node %d", self._fleet.address, self._member.node_id)
+            self._known = False
+        if not self._known:  # a lost answer is asked for again
+            if self._fleet_transport.begin():
+                self._member.ask()
+            name = self._member.name or f"node {self._member.node_id}"
+            log.info("online at %s as %s", self._fleet.address, name)
+            self._known = True
         if self._claim is None:
             self._claim, self._written = self._fleet_transport.pull(self._member.node), False
             if self._claim is None:

@@ -69,7 +69,7 @@ from edgewire.deploy.server.duplicates import DuplicateNodes
 from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply, parts_of_replies
 from edgewire.deploy.server.keyed_condition import KeyedCondition
 from edgewire.deploy.server.large_bodies import LargeBodies, LargeResponse
-from edgewire.deploy.server.node_registry import state_of, status_of
+from edgewire.deploy.server.node_registry import called, state_of, status_of
 from edgewire.deploy.server.redelivery import Redelivery
 from edgewire.deploy.server.run_files import results_of
 from edgewire.deploy.server.signed_uploads import SMALL, BodyBudget, expect_signed, length_of
@@ -163,7 +163,12 @@ class BundleApi:
         signed, pieces = await _read_signed(request)
         number = await self._large.joined(pieces)
         node, state = signed.node_id, get_linkstate(request)
-        if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state) is not None):
+        if self._twins.is_ousted(
+            node,
+            number,
+            lambda: self._handed.again(node, state) is not None,
+            partial(called, state=state),
+        ):
             raise HTTPException(409, "another node is online with this key")
         await run_in_threadpool(message_store.mark_online, node, state)
         wanted = PullMessagesRequest(node=Node(node_id=node))

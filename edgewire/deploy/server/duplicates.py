@@ -42,14 +42,21 @@ class DuplicateNodes:
         self._clock = clock
         self._nodes: dict[int, _Processes] = {}
 
-    def is_ousted(self, node: int, number: bytes, busy: Callable[[], bool]) -> bool:
+    def is_ousted(
+        self,
+        node: int,
+        number: bytes,
+        busy: Callable[[], bool],
+        called: Callable[[int], str] = "node {}".format,
+    ) -> bool:
         """Return whether a process of a node must get no messages, because a newer one runs.
 
         The first case of two such processes is logged.
 
         `number`: the random number of the process that pulls, 4 bytes (`SIZE`). The result is False
         for any other length. `busy`: returns whether the node is working on a message. During
-        this work a process may not pull for a long time.
+        this work a process may not pull for a long time. `called`: returns what the log calls a
+        node with this id.
         """
         if len(number) != SIZE:
             return False
@@ -59,9 +66,9 @@ class DuplicateNodes:
             if number in processes.before and (when - processes.when < GONE or busy()):
                 if not processes.logged:
                     log.warning(
-                        "two nodes are online with the key of node %d: the one that came first "
+                        "two nodes are online with the key of %s: the one that came first "
                         "gets no messages; give each a key of its own",
-                        node,
+                        called(node),
                     )
                 processes.logged = True
                 return True
