@@ -27,6 +27,7 @@ from edgewire.deploy.device.deaths import Deaths, NodeDied
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
 from edgewire.deploy.device.node_store import NodeStore
+from edgewire.deploy.device.telemetry import Telemetry
 from edgewire.deploy.device.throttled_log import SERVER_INFORMED, ThrottledLog
 from edgewire.deploy.device.transport import ObjectGone, Transport
 from edgewire.machine.errors import Ended
@@ -40,7 +41,7 @@ class Device:
     """A node; `serve` runs it.
 
     `apps`: the SHA-256 of each app that the node accepts; if it is empty, the node accepts all
-    apps. `wait`: the pauses after failures.
+    apps. `wait`: the pauses after failures. `tells_errors`: see `Telemetry`.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Device:
         *,
         apps: Collection[str] = (),
         wait: Wait | None = None,
+        tells_errors: bool = False,
     ) -> None:
         self._fleet, self._node_folder, self._member = fleet, node_folder, member
         self._node_config = node_config
         self._apps = Apps(node_folder.folder / "apps", apps)
         self._fleet_transport = Transport(fleet)
         self._wait, self._failing = wait or Wait(), ThrottledLog()
+        self._telemetry = Telemetry(node_folder.folder, tells_errors)
         self._run: Run | None = None
         self._claim = node_folder.claimed()
         left = "" if self._claim is None else self._claim.message_object_trees[0].object_id
@@ -79,6 +82,9 @@ class Device:
                 except WORTH_WAITING as error:
                     if isinstance(error, ServerRefusal) and error.status in (401, 404, 405, 412):
                         self._member.active = False
+                    if isinstance(error, OSError):  # of the disk; the others are of the network
+                        self._failing.note(error)
+                    self._telemetry.until = 0.0  # perhaps it is another server process
                     self._wait.after(reason_of(error, self._fleet))
         except (Ended, OtherApp):
             self._deaths.spare()
@@ -99,7 +105,11 @@ class Device:
             log.info("online at %s as %s", self._fleet.address, name)
             self._known = True
         if self._claim is None:
-            self._claim, self._written = self._fleet_transport.pull(self._member.node), False
+            telemetry = b""
+            if self._member.takes_telemetry:
+                telemetry = self._telemetry.due(self._failing.error, self._failing.text)
+            self._claim = self._fleet_transport.pull(self._member.node, telemetry)
+            self._written = False
             if self._claim is None:
                 return
         if not self._written:

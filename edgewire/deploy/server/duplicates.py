@@ -36,27 +36,25 @@ class _Processes:
 
 
 class DuplicateNodes:
-    """Decides which of a node's processes gets messages. `clock`: returns the time in seconds."""
+    """Decides which of a node's processes gets messages. `clock`: returns the time in seconds.
+
+    `called`: returns what the log calls the node with an id.
+    """
+
+    called: Callable[[int], str] = "node {}".format
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._nodes: dict[int, _Processes] = {}
 
-    def is_ousted(
-        self,
-        node: int,
-        number: bytes,
-        busy: Callable[[], bool],
-        called: Callable[[int], str] = "node {}".format,
-    ) -> bool:
+    def is_ousted(self, node: int, number: bytes, busy: Callable[[], bool]) -> bool:
         """Return whether a process of a node must get no messages, because a newer one runs.
 
         The first case of two such processes is logged.
 
         `number`: the random number of the process that pulls, 4 bytes (`SIZE`). The result is False
         for any other length. `busy`: returns whether the node is working on a message. During
-        this work a process may not pull for a long time. `called`: returns what the log calls a
-        node with this id.
+        this work a process may not pull for a long time.
         """
         if len(number) != SIZE:
             return False
@@ -68,7 +66,7 @@ class DuplicateNodes:
                     log.warning(
                         "two nodes are online with the key of %s: the one that came first "
                         "gets no messages; give each a key of its own",
-                        called(node),
+                        self.called(node),
                     )
                 processes.logged = True
                 return True

@@ -132,15 +132,15 @@ def load(file: Path) -> list[NodeInfo]:
 def status_of(public_key: bytes, state: Any) -> dict[str, Any]:
     """Return the status of the node with this public key, as JSON for the node.
 
-    For a registered node the JSON holds the node's id, name ("": none) and status, and the versions
-    of Flower and Python on the server.
+    For a registered node the JSON holds the node's id, name ("": none) and status, that this server
+    takes telemetry, and the versions of Flower and Python here.
     """
     number = state.get_node_id_by_public_key(public_key)
     found = [] if number is None else state.get_node_info(node_ids=[number])
     if not found:
         return {"registered": False}
     versions = {"flwr": installed(), "python": platform.python_version()}
-    about = {"node": number, "name": found[0].name, "status": found[0].status}
+    about = {"node": number, "name": found[0].name, "status": found[0].status, "telemetry": True}
     return {"registered": True, **about, **versions}
 
 
