@@ -50,15 +50,15 @@ class Telemetry:
                 self._usual["error_text"] = "".join(text)
 
     def due(self) -> bytes:
-        """Return the telemetry every `PERIOD` seconds, and after a change; otherwise b"".
-
-        The free space and the temperature change all the time, so they do not count.
+        """Return the telemetry every `PERIOD` seconds, and after another kind of error or a change
+        of the voltage; otherwise b"".
         """
         alarms = _numbers(SUPPLIES)
         told: dict[str, Any] = self._usual | ({"undervoltage": any(alarms)} if alarms else {})
-        if told == self._sent and time.monotonic() < self.until:
+        state = told.get("error"), told.get("undervoltage")
+        if state == self._sent and time.monotonic() < self.until:
             return b""
-        self._sent, self.until = told, time.monotonic() + PERIOD
+        self._sent, self.until = state, time.monotonic() + PERIOD
         if heat := _numbers(TEMPERATURES):
             told = {**told, "temperature": max(heat) / 1000}
         with suppress(OSError):
