@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import ssl
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from edgewire.deploy.keys import add_options, connected
-from edgewire.machine.errors import EngineError, UsageError
+import httpx
+
+from edgewire.deploy.certificates import CA
+from edgewire.machine.errors import UsageError
+from edgewire.machine.proxies import expect_address, expect_usable_proxies, keep_loopback_direct
 from edgewire.machine.surroundings import print_any_text
 
+SECONDS = 10.0  # for an answer
 NOTHING = (None, "")  # a value that is not known
 HIDDEN = ("node", "reply")  # fields that are ids
 UNITS = {"clock_offset": (1, "s"), "temperature": (1, "C"), "free_disk": (1e9, "GB")}
@@ -25,26 +31,47 @@ AGES = {"d": 86_400, "h": 3600, "min": 60, "s": 1}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the nodes; return the exit code: 0, 2 for a user's mistake, 1 for another error.
-
-    An error is printed in one line.
-    """
+    """Print the nodes; return the exit code: 0, or 2 after one line on what is wrong."""
     print_any_text()
     made = argparse.ArgumentParser(prog="python -m edgewire.deploy.fleet", description=__doc__)
-    add_options(made)
+    made.add_argument("--keys", type=Path, default=Path("keys"), help="the folder (%(default)s)")
+    made.add_argument("--superlink", default="127.0.0.1:8000", help="HOST:PORT (%(default)s)")
+    made.add_argument("--insecure", action="store_true", help="the SuperLink has no TLS")
     made.add_argument("--json", action="store_true", help="print JSON, for scripts")
     given = made.parse_args(arguments)
     try:
-        with connected(given) as superlink:
-            found = superlink.http.get("/v1/control/edgewire/fleet")
-            if found.status_code == 404:
-                raise UsageError(f"{given.superlink} is no `python -m edgewire.deploy.server`")
-            nodes = found.raise_for_status().json()
-    except EngineError as error:
+        nodes = asked(given.superlink, None if given.insecure else given.keys / f"{CA}.crt")
+    except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+        return 2
     print(json.dumps(nodes, indent=1) if given.json else table(nodes, time.time()))
     return 0
+
+
+def asked(address: str, root: Path | None) -> list[dict[str, Any]]:
+    """Return the states of the nodes of a server. `root`: the CA's certificate; None: no TLS.
+
+    It does without Flower, whose import takes longer than all else. Raises `UsageError`.
+    """
+    expect_address(address, "--superlink ")
+    keep_loopback_direct(address)
+    expect_usable_proxies()
+    try:
+        tls = root is None or ssl.create_default_context(cafile=root)
+        url = f"{'http' if root is None else 'https'}://{address}/v1/control/edgewire/fleet"
+        found = httpx.get(url, verify=tls, timeout=SECONDS)
+    except OSError as error:
+        raise UsageError(f"--keys: {root}: {error.strerror}") from error
+    except httpx.HTTPError as error:
+        raise UsageError(
+            f"no server answers at {address} (--superlink, --keys): {error}"
+        ) from error
+    if found.status_code == 404:
+        raise UsageError(f"{address} is no `python -m edgewire.deploy.server`")
+    if found.status_code != 200:
+        raise UsageError(f"{address} says this to its own machine alone: {found.status_code}")
+    nodes: list[dict[str, Any]] = found.json()
+    return nodes
 
 
 def table(nodes: Sequence[Mapping[str, Any]], now: float) -> str:
