@@ -12,22 +12,21 @@ import ssl
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from edgewire.deploy.certificates import CA
-from edgewire.machine.errors import UsageError
+from edgewire.machine.errors import UsageError, one_line
 from edgewire.machine.proxies import expect_address, expect_usable_proxies, keep_loopback_direct
 from edgewire.machine.surroundings import print_any_text
 
-SECONDS = 10.0  # for an answer
 NOTHING = (None, "")  # a value that is not known
 HIDDEN = ("node", "reply")  # fields that are ids
 UNITS = {"clock_offset": (1, "s"), "temperature": (1, "C"), "free_disk": (1e9, "GB")}
 UNITS |= dict.fromkeys(("uplink_bytes", "downlink_bytes"), (1e6, "MB"))
-AGES = {"d": 86_400, "h": 3600, "min": 60, "s": 1}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,21 +55,17 @@ def asked(address: str, root: Path | None) -> list[dict[str, Any]]:
     expect_address(address, "--superlink ")
     keep_loopback_direct(address)
     expect_usable_proxies()
+    url = f"{'http' if root is None else 'https'}://{address}/v1/control/edgewire/fleet"
     try:
         tls = root is None or ssl.create_default_context(cafile=root)
-        url = f"{'http' if root is None else 'https'}://{address}/v1/control/edgewire/fleet"
-        found = httpx.get(url, verify=tls, timeout=SECONDS)
+        nodes: list[dict[str, Any]] = (
+            httpx.get(url, verify=tls, timeout=30).raise_for_status().json()
+        )
     except OSError as error:
-        raise UsageError(f"--keys: {root}: {error.strerror}") from error
-    except httpx.HTTPError as error:
-        raise UsageError(
-            f"no server answers at {address} (--superlink, --keys): {error}"
-        ) from error
-    if found.status_code == 404:
-        raise UsageError(f"{address} is no `python -m edgewire.deploy.server`")
-    if found.status_code != 200:
-        raise UsageError(f"{address} says this to its own machine alone: {found.status_code}")
-    nodes: list[dict[str, Any]] = found.json()
+        raise UsageError(f"--keys: {root}: {error.strerror or error}") from error
+    except (httpx.HTTPError, ValueError) as error:
+        said = f"{address} is no `python -m edgewire.deploy.server` of this machine"
+        raise UsageError(f"{said}: {one_line(str(error))}") from error
     return nodes
 
 
@@ -92,9 +87,7 @@ def _cell(name: str, value: Any, now: float) -> str:
     if value in NOTHING:
         return "-"
     if name == "last_seen":
-        age = now - value
-        unit = next((unit for unit, length in AGES.items() if age >= 2 * length), "s")
-        return f"{max(age, 0) / AGES[unit]:.0f} {unit} ago"
+        return f"{timedelta(seconds=max(round(now - value), 0))} ago"
     scale, unit = UNITS.get(name, (0, ""))
     return f"{value / scale:.1f} {unit}" if scale else str(value)
 

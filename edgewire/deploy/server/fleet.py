@@ -58,7 +58,7 @@ class NodeState:
 
 
 # The fields that telemetry has: the most characters of texts, and the ranges of numbers.
-_TEXTS = {"edgewire": 24, "flower": 24, "python": 24, "error": 40, "error_text": 80}
+_TEXTS = {"edgewire": 40, "flower": 40, "python": 40, "error": 40, "error_text": 80}
 _RANGES = {"free_disk": (0, 1e18), "temperature": (-100, 300)}
 
 

@@ -199,9 +199,9 @@ def test_a_superlink_of_flower_has_no_states(world, capsys):
     w = world()
     w.steps()
     assert fleet.main(["--insecure", "--superlink", w.server.address]) == 2
-    said = capsys.readouterr()
-    assert said.err == f"error: {w.server.address} is no `python -m edgewire.deploy.server`\n"
-    assert said.out == ""
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert f"error: {w.server.address} is no `python -m edgewire.deploy.server`" in error
 
 
 @pytest.mark.parametrize("how", [Ended, OtherApp])
