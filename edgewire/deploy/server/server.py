@@ -34,7 +34,7 @@ from edgewire.protocol.flower_releases import WANTED, installed, is_known
 PORT = 8000  # Flower's default
 NODES, LOCK = "nodes.json", "lock"  # files in the folder --state
 KEPT = 75  # seconds that an idle connection stays open: a new one costs a node 3 kB
-SUPEREXEC = (sys.executable, "-m", "edgewire.deploy.server.superexec")
+SUPEREXEC = (sys.executable, "-m", "edgewire.deploy.superexec")
 ENDING = 2  # seconds that requests have when the server ends; nodes repeat their pulls
 
 
@@ -134,16 +134,18 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     Raises `UsageError` if the file of registered nodes is damaged.
     """
     from edgewire.deploy.server.api import BundleApi
+    from edgewire.deploy.server.fleet import FleetStates
     from edgewire.deploy.server.node_registry import Registry, load
-    from edgewire.deploy.server.retention import each_day
+    from edgewire.deploy.server.run_files import each_day
     from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 
     budget, runs = BodyBudget(), output_of(options)
     kept = (runs, home_of(options) / "apps", options.keep_runs, options.keep_apps)
+    tidy = partial(each_day, *kept)
     found: list[tuple[Any, dict[str, Any]]] = [
         (LocalOnly, {"closed": not (options.insecure or options.any_node)}),
         (SignedUploads, {"budget": budget}),
-        (BundleApi, {"output": runs, "budget": budget, "tidy": partial(each_day, *kept)}),
+        (BundleApi, {"output": runs, "budget": budget, "states": FleetStates(), "tidy": tidy}),
     ]
     if not options.insecure:
         load(options.state / NODES)

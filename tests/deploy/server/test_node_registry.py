@@ -1,4 +1,7 @@
-"""A node is on the disk when the server says that it is registered; many nodes share a write."""
+"""A node is on the disk when the server says that it is registered; many nodes share a write.
+
+A name has one id, whatever its keys are.
+"""
 
 import asyncio
 from contextlib import nullcontext
@@ -7,12 +10,15 @@ from types import SimpleNamespace
 import pytest
 from flwr.proto.control_pb2 import RegisterNodeResponse
 from flwr.proto.node_pb2 import NodeInfo
+from flwr.server.superlink.linkstate import InMemoryLinkState
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.superlink.federation import NoOpFederationManager
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewire.deploy import keys
 from edgewire.deploy.server import node_registry
-from edgewire.deploy.server.node_registry import CHANGING, Registry
+from edgewire.deploy.server.node_registry import CHANGING, GONE, Registry, keep_ids, restore, save
 from tests.deploy.served import Server
 
 LOOKS = 40  # passes of the event loop in which all requests are made
@@ -30,13 +36,11 @@ def test_a_node_is_registered_if_and_only_if_it_is_stored(moments, full, passes)
     """
     failing = range(full[0], sum(full))
     stored, saves, statuses = [], [], {}
-    state = SimpleNamespace(
-        lock=nullcontext(), nodes={}, node_public_key_to_node_id={}, owner_to_node_ids={"": set()}
-    )
+    state = SimpleNamespace(lock=nullcontext(), nodes={}, node_public_key_to_node_id={})
 
     async def save(write, state, file):
         saves.append(len(saves))
-        number, now = saves[-1], list(state.nodes)
+        number, now = saves[-1], [n for n, node in state.nodes.items() if node.status != GONE]
         for _ in range(passes):
             await asyncio.sleep(0)
         if number in failing:
@@ -47,7 +51,6 @@ def test_a_node_is_registered_if_and_only_if_it_is_stored(moments, full, passes)
         number, key = scope["number"], b"%d" % scope["number"]
         state.nodes[number] = NodeInfo(node_id=number, public_key=key)
         state.node_public_key_to_node_id[key] = number
-        state.owner_to_node_ids[""].add(number)
         await send({"type": "http.response.start", "status": 200})
         body = RegisterNodeResponse(node_id=number).SerializeToString()
         await send({"type": "http.response.body", "body": body})
@@ -72,7 +75,7 @@ def test_a_node_is_registered_if_and_only_if_it_is_stored(moments, full, passes)
         patch.setattr(node_registry, "state_of", lambda scope: state)
         asyncio.run(main())
     kept = {number for number, status in statuses.items() if status == 200}
-    assert kept == set(state.nodes) == state.owner_to_node_ids[""] == set(stored or [])
+    assert kept == {n for n, node in state.nodes.items() if node.status != GONE} == set(stored)
     assert kept == set(state.node_public_key_to_node_id.values())
     assert set(statuses.values()) <= {200, 507}
     assert len(statuses) == len(moments)
@@ -102,3 +105,43 @@ def test_the_operator_reads_that_a_key_is_not_registered(tmp_path, monkeypatch, 
 
 def full_disk(*_):
     raise OSError(28, "No space left on device")
+
+
+NAMES = ("kitchen", "garden", "attic", "")  # "": a node without a name
+
+
+@given(st.lists(st.sampled_from([*NAMES, "restart"]), max_size=20))
+def test_a_new_key_of_a_revoked_name_has_the_names_id_and_place(tmp_path_factory, steps):
+    """A name in `steps` registers a new key, or revokes the name's key if it has one."""
+    file = tmp_path_factory.mktemp("registry") / "nodes.json"
+
+    def started():
+        state = InMemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())
+        restore(state, file)
+        keep_ids(state)
+        return state
+
+    state, ids, keys, unnamed = started(), {}, {}, set()
+    for number, name in enumerate(steps):
+        if name == "restart":
+            state = started()
+        elif name in keys:
+            state.delete_node("owner", ids[name])
+            del keys[name]
+        else:
+            key = b"%d" % number
+            node = state.create_node("owner", "owner", key, 0.0, name=name or None)
+            assert ids.setdefault(name or f"unnamed {number}", node) == node
+            keys |= {name: key} if name else {}
+            unnamed |= set() if name else {node}
+        save(state, file)
+        known = state.node_public_key_to_node_id
+        assert {name: known.get(key) for name, key in keys.items()} == {n: ids[n] for n in keys}
+        assert set(known.values()) == {ids[name] for name in keys} | unnamed
+    assert len(set(ids.values())) == len(ids)
+    placed = sorted(state.nodes.values(), key=lambda each: each.registered_at)
+    assert [each.node_id for each in placed] == list(ids.values())
+    assert {each.name for each in placed if each.status == GONE} == set(ids) & set(NAMES) - set(
+        keys
+    )
+    assert set(state.owner_to_node_ids["owner"] if ids else ()) == set(ids.values())
