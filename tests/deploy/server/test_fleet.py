@@ -3,6 +3,7 @@
 import json
 import zlib
 from dataclasses import asdict, fields
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 from flwr.proto.node_pb2 import NodeInfo
@@ -66,6 +67,9 @@ def test_sound_telemetry_is_taken_and_an_unknown_field_ignored():
     assert told.items() <= found.items()
     assert found["error"] == "OSError ENOSPC"
     assert found["clock_offset"] < 0
+    now = datetime.now(UTC).isoformat()  # signed with the server's time, by a node that is ahead
+    states.pulled(7, now, packed('{"clock_ahead": 600}'))
+    assert 590 < states.of(7).clock_offset <= 600
 
 
 @given(
