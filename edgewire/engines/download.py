@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -49,7 +50,12 @@ class LocalFiles:
 
     def sizes(self) -> dict[str, int]:
         """Return the files' names and sizes in bytes; {} if the run does not exist."""
-        return {each.name: each.stat().st_size for each in self._folder.glob("*") if each.is_file()}
+        sizes = {}
+        for each in self._folder.glob("*"):
+            with suppress(FileNotFoundError):  # the run renames a file when it is whole
+                if each.is_file():
+                    sizes[each.name] = each.stat().st_size
+        return sizes
 
     def read(self, name: str, start: int, into: Path) -> None:
         """Append a file's content from byte `start` on to the local file `into`."""

@@ -31,8 +31,12 @@ async def results_of(output: Path | None, request: Request) -> Response:
     if folder is None or not _plain(run) or not folder.is_dir():
         raise HTTPException(404, f"there is no run {run}")
     if not name:
-        files = [each for each in folder.iterdir() if _plain(each.name) and each.is_file()]
-        return JSONResponse({each.name: each.stat().st_size for each in files})
+        sizes = {}
+        for each in folder.iterdir():
+            with suppress(FileNotFoundError):  # the run renames a file when it is whole
+                if _plain(each.name) and each.is_file():
+                    sizes[each.name] = each.stat().st_size
+        return JSONResponse(sizes)
     path = folder / name
     if not _plain(name) or not path.is_file():
         raise HTTPException(404, f"run {run} has no {name}")

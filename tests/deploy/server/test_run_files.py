@@ -6,11 +6,14 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewire.deploy.server.run_files import DAY, remove_old
 from edgewire.deploy.server.server import days
+from edgewire.engines.download import LocalFiles, ServedFiles
+from tests.deploy.served import Server
 
 STARTS = st.integers(0, 10**9).map(lambda start: float(start))  # also of a clock that is wrong
 RUN = st.tuples(
@@ -78,3 +81,25 @@ def test_what_is_old_goes_and_what_is_needed_stays(start, runs, apps, kept):
 
 def test_days_are_written_as_in_30d():
     assert (days("30d"), days("0.5"), days("7")) == (30, 0.5, 7)
+
+
+def test_the_files_of_a_run_are_listed_while_it_renames_one(tmp_path, monkeypatch):
+    run = tmp_path / "runs" / "name"
+    run.mkdir(parents=True)
+    (run / "model").write_bytes(bytes(7))
+    is_file = Path.is_file
+
+    def then_renamed(path):
+        found = is_file(path)
+        if path.name == "checkpoint.part":
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "is_file", then_renamed)
+    with Server(output=tmp_path / "runs") as server:
+        for source in (
+            LocalFiles(run),
+            ServedFiles(httpx.Client(base_url=f"http://{server.address}", trust_env=False), "name"),
+        ):
+            (run / "checkpoint.part").touch()
+            assert source.sizes() == {"model": 7}

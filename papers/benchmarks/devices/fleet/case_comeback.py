@@ -5,6 +5,7 @@ each end, as by systemd. Nobody does anything else. The faults come one after th
 the run has gone on after the one before:
 
 * `server`, `serverapp`, `both`: a kill of these processes;
+* `superexec`: a kill of the server's process that starts ServerApps, which ends with it;
 * `starting`: a kill of the server, and of the new ServerApp while its task is STARTING;
 * `stop`: the server is stopped for some seconds (SIGSTOP), at a random moment of a round;
 * `clock`: the server's clock steps by 600 s and stays there, while the nodes' clocks are right.
@@ -26,13 +27,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from papers.benchmarks.devices.cases import chosen
 from papers.benchmarks.devices.fault_kinds import SHIFTED
 from papers.benchmarks.timing import ROOT
-from tests.deploy.processes import eventually
+from tests.deploy.processes import descendants, eventually
 from tests.system.fault_field import Field, TheRun
 
 WORDS = ["algorithm=esgd", "batch_size=16", "checkpoint_every=10"]
@@ -51,6 +53,11 @@ class Supervised(Field):
         self.step, self.over = folder / "clock", threading.Event()
         self.environment |= {"CLOCK_FILE": str(self.step)}
         self.supervisor = threading.Thread(target=self._supervise, daemon=True)
+
+    def __enter__(self) -> Supervised:
+        super().__enter__()
+        self.supervisor.start()
+        return self
 
     def __exit__(self, *error: object) -> None:
         self.over.set()
@@ -81,9 +88,13 @@ class Kept(TheRun):
 
 
 class Comeback:
-    """The faults; each method returns when its fault is over, before the run goes on."""
+    """The faults; each method returns when its fault is over, before the run goes on.
+
+    `moment`: when a process was killed, on `time.monotonic`, if its method returns later.
+    """
 
     def __init__(self, field: Supervised, stopped: float) -> None:
+        self.moment = 0.0
         self._field, self._stopped, self._draw = field, stopped, random.Random(0)
 
     def server(self) -> None:
@@ -98,6 +109,16 @@ class Comeback:
         """Kill the ServerApp and the server."""
         self.serverapp()
         self.server()
+
+    def superexec(self) -> None:
+        """Kill the process that starts ServerApps."""
+        found = descendants(self._field.server.pid)
+        words = {each: Path(f"/proc/{each}/cmdline").read_bytes() for each in found}
+        pair = [each for each in found if b"edgewire.deploy.superexec" in words[each]]
+        app = self._field.serverapp()
+        os.kill(pair[1], signal.SIGKILL)  # the first one waits for it
+        self.moment = time.monotonic()
+        eventually(lambda: not Path(f"/proc/{app}").exists())
 
     def starting(self) -> None:
         """Kill the server; then kill the process that starts as ServerApp, and the server again."""
@@ -121,6 +142,11 @@ class Comeback:
         self._field.step.write_text(str(STEP))
 
 
+def has_more(run: TheRun, rounds: int) -> bool:
+    """Return whether a run has made more than so many rounds, or is over."""
+    return run.rounds > rounds or run.over
+
+
 def local_model(folder: Path, rounds: int, nodes: int) -> bytes:
     """Return the model of the same run on the local engine."""
     words = [*WORDS, f"rounds={rounds}", f"eval_every={rounds}", f"nodes={nodes}", "engine=local"]
@@ -131,7 +157,7 @@ def local_model(folder: Path, rounds: int, nodes: int) -> bytes:
 
 def measured(words: list[str]) -> dict[str, Any]:
     """Return the result of the case with these options."""
-    kinds = ["server", "serverapp", "both", "starting", "stop", "clock"]
+    kinds = ["server", "serverapp", "both", "superexec", "starting", "stop", "clock"]
     parser = argparse.ArgumentParser(prog="comeback", description=__doc__)
     parser.add_argument("--faults", default=",".join(kinds))
     parser.add_argument("--stopped", type=float, default=90.0, help="seconds of SIGSTOP")
@@ -144,16 +170,16 @@ def measured(words: list[str]) -> dict[str, Any]:
         folder.mkdir(exist_ok=True)
         expected = local_model(folder / "local", rounds, 2)
         with Supervised(folder, 2) as field:
-            field.supervisor.start()
             run = Kept(field, "run", [*WORDS, f"rounds={rounds}", f"eval_every={rounds}"])
             seconds = dict[str, float]()
             comeback = Comeback(field, args.stopped)
             for fault in faults:
-                eventually(lambda before=run.rounds: run.rounds > before + BETWEEN or run.over)
+                eventually(partial(has_more, run, run.rounds + BETWEEN))
                 make: Callable[[], None] = getattr(comeback, fault)
+                comeback.moment = 0.0
                 make()
-                began, before = time.monotonic(), run.rounds
-                eventually(lambda before=before: run.rounds > before or run.over, MOST)
+                began, before = comeback.moment or time.monotonic(), run.rounds
+                eventually(partial(has_more, run, before), MOST)
                 seconds[fault] = round(time.monotonic() - began, 1)
                 print(fault, seconds[fault], file=sys.stderr, flush=True)
             eventually(run.has_ended, MOST)
