@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from logging import getLogger
 
 SERVER_INFORMED = "the server is told so"  # by an error reply
@@ -11,9 +12,13 @@ log = getLogger("edgewire")
 
 
 class ThrottledLog:
-    """Counts consecutive messages that a node could not answer; logs each change of the reason."""
+    """Counts consecutive messages that a node could not answer; logs each change of the reason.
 
-    def __init__(self) -> None:
+    `failed`: gets each error.
+    """
+
+    def __init__(self, failed: Callable[[object], object] = lambda error: None) -> None:
+        self._note = failed
         self._failed, self._reason = 0, ""
 
     def say(self, what: str, reason: object = "", error: BaseException | None = None) -> None:
@@ -23,6 +28,7 @@ class ThrottledLog:
         traceback.
         """
         self._failed += 1
+        self._note(reason if error is None else error)
         line = f"{what}; {SERVER_INFORMED}{f': {reason}' if str(reason) else ''}"
         kind = re.sub(r"\d+", "", f"{line} {error!r}")  # ignore numbers, which differ each time
         if kind != self._reason:

@@ -121,6 +121,7 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     Raises `UsageError` if the file of registered nodes is damaged.
     """
     from edgewire.deploy.server.api import BundleApi
+    from edgewire.deploy.server.fleet import FleetStates
     from edgewire.deploy.server.node_registry import Registry, load
     from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 
@@ -128,7 +129,7 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     found: list[tuple[Any, dict[str, Any]]] = [
         (LocalOnly, {"closed": not (options.insecure or options.any_node)}),
         (SignedUploads, {"budget": budget}),
-        (BundleApi, {"output": output_of(options), "budget": budget}),
+        (BundleApi, {"output": output_of(options), "budget": budget, "states": FleetStates()}),
     ]
     if not options.insecure:
         load(options.state / NODES)

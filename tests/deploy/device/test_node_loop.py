@@ -2,17 +2,20 @@
 
 import hashlib
 import importlib.util
+import json
 import os
 import sys
 import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from flwr.app import Message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
+from edgewire.deploy import fleet
 from edgewire.deploy.device import client, node_loop
 from edgewire.deploy.device.apps import OtherApp
 from edgewire.deploy.device.backoff import WORTH_WAITING, Wait
@@ -24,6 +27,7 @@ from edgewire.deploy.device.node_loop import Device
 from edgewire.deploy.device.transport import Transport
 from edgewire.machine.errors import Ended
 from edgewire.protocol.choose_grid import bundled
+from edgewire.protocol.flower_releases import installed
 from tests.deploy.damage import DAMAGE
 from tests.deploy.processes import eventually
 from tests.deploy.test_killed import content, expected
@@ -169,6 +173,38 @@ def test_an_app_that_ends_the_process_is_answered(world):
     assert w.reply_to(w.names[1]).content["metrics"]["number"] == 1
 
 
+def test_the_operator_sees_the_state_of_a_node(world, capsys):
+    w = world(bundled=True)
+    w.steps()
+    for kind in ("count", "fail", "fail"):
+        w.ask(kind)
+        w.steps(2)
+    words = ["--insecure", "--superlink", w.server.address]
+    capsys.readouterr()  # the log
+    assert fleet.main([*words, "--json"]) == 0
+    found = {each["node"]: each for each in json.loads(capsys.readouterr().out)}
+    mine = found[w.member.node_id]
+    assert (mine["status"], mine["failures"], mine["streak"]) == ("online", 2, 2)
+    assert (mine["error"], mine["error_text"]) == ("ZeroDivisionError", "")
+    assert abs(mine["clock_offset"]) < 60 > time.time() - mine["last_seen"] > -1
+    assert mine["flower"] == installed()
+    assert mine["uplink_bytes"] > 1000 < mine["downlink_bytes"]
+    assert fleet.main(words) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(found)
+    (line,) = (each for each in lines if each.split()[:2] == [str(w.member.node_id), "online"])
+    assert line.index("ZeroDivisionError") == head.index("error")
+
+
+def test_a_superlink_of_flower_has_no_states(world, capsys):
+    w = world()
+    capsys.readouterr()  # the log
+    assert fleet.main(["--insecure", "--superlink", w.server.address]) == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert f"error: {w.server.address} is no `python -m edgewire.deploy.server`" in error
+
+
 @pytest.mark.parametrize("how", [Ended, OtherApp])
 def test_a_node_that_is_asked_to_end_has_not_died(how, world, monkeypatch):
     w = world()
@@ -231,6 +267,25 @@ def test_any_call_may_fail(bundled, fault, world):
             w.faults[call] += [fault]
         assert w.steps(len(CALLS[bundled]) + 2)
     assert w.is_as_expected()
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_what_the_server_tells_is_asked_for_until_it_has_come(lost, world, monkeypatch):
+    """The answer about the server's calls gets lost, or the one about the node, or neither."""
+    w, get, asked = world(bundled=True), FleetClient.get, []
+
+    def failing(self, path):
+        asked.append(path)
+        if len(asked) == lost:
+            raise httpx.ReadError("lost")
+        return get(self, path)
+
+    monkeypatch.setattr(FleetClient, "get", failing)
+    assert len(w.steps(3)) == (lost > 0)
+    w.exchange(2)
+    assert w.is_as_expected()
+    assert asked[-2:] == ["edgewire", "edgewire/status"]
+    assert "pull-messages" not in w.calls  # plain calls take longer
 
 
 @pytest.mark.parametrize("bundled", [False, True])
