@@ -14,9 +14,12 @@ from edgewire.compression.base import Indices, PayloadError, Vector, is_finite, 
 from edgewire.compression.decoder import decode_update
 from edgewire.compression.flower import to_arrays
 from edgewire.compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
+from edgewire.compression.flower.node_names import called
 from edgewire.compression.flower.replica import MODEL
 from edgewire.compression.flower.server.inbox import ReceivedUpdate
 from edgewire.compression.flower.server.version_tracker import ModelUpdate
+from edgewire.compression.flower.timed_grid import FIRST, LEAST, SlowestReply
+from edgewire.compression.flower.traffic import in_one_line
 from edgewire.compression.validation import FOREVER
 from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.strategy.aggregation import MeanState, SparseMean
@@ -97,7 +100,7 @@ class Asynchronous(ParameterServer):
 
     The run ends after `pushes` replies, used or not. The server calls `evaluate_fn` after every
     `record_every` pushes. If a node does not reply within the timeout, the server sends it a new
-    message.
+    message. In real time the timeout is an hour, unless the run has another.
     """
 
     unit = "PUSH"
@@ -162,8 +165,9 @@ class Asynchronous(ParameterServer):
 
     def _train(self, run: Started) -> None:
         """Run until `pushes` replies have arrived."""
-        timeout = run.timeout if run.timeout < FOREVER else math.inf
         grid = self._ordered(run.grid)
+        forever = FIRST if grid.virtual_seconds is None else math.inf
+        timeout = run.timeout if run.timeout < FOREVER else forever
         pushes = Pushes(self, grid, run.arrays, self.state, timeout, run.train_config)
 
         def record(done: int) -> None:
@@ -197,6 +201,8 @@ class Pushes(Server):
     ) -> None:
         self._strategy, self._state = strategy, state
         self._timeout, self._config = timeout, config
+        self._slowest, self._named = SlowestReply(), dict[str, int]()
+        self._here: Collection[int] | None = None  # the nodes that take part, if known
         # The saved times are those of another process's clock.
         if state.replica and grid.virtual_seconds is None:
             self._shift(grid.now - state.now)
@@ -228,10 +234,7 @@ class Pushes(Server):
         self._greet()
         for node in self._scheduler.ready(state.done, idle=not state.flight):
             failed = strategy.failures.failures_of(node)
-            if failed < REPEATED or node in self._grid.get_node_ids():
-                self._send(node)
-            else:  # a spare node may have its place
-                state.scheduler.known.discard(node)
+            self._send_again(node, look=failed >= REPEATED)
         replies = self._grid.pull_before(state.flight, self._deadline())
         # On a virtual clock it may be known that no reply will arrive, and no node appear.
         ended = self._deadline() == math.inf and self._grid.virtual_seconds is not None
@@ -245,6 +248,7 @@ class Pushes(Server):
             if state.late.messages:  # only then does `Stragglers` need the message's number
                 self._late.answered(sent.node, sent.number)
             state.done += 1
+            self._slowest.took(self._grid.now - sent.when)
             self._receive(sent, reply)
             last = state.done == strategy.pushes
             if state.done % strategy.record_every == 0 or last:
@@ -255,7 +259,7 @@ class Pushes(Server):
                     self._grid.discard(more)
                 break
             if not self._scheduler.should_wait(sent.node, state.done):
-                self._send(sent.node)
+                self._send_again(sent.node)
         state.now = self._grid.now
         return True
 
@@ -278,9 +282,23 @@ class Pushes(Server):
             here = grid.get_node_ids()
             if gone := self.session.gone(lambda: here):
                 self._forget(gone)
+            self._here = here if grid.next_change is None else None
             for node in self._scheduler.add(here):
                 self._send(node)
             state.next_look = grid.next_look
+            if grid.virtual_seconds is None:
+                self._name_silent()
+
+    def _name_silent(self) -> None:
+        """Log the nodes that have not replied for long, once for each message."""
+        least, now = max(2 * self._slowest.seconds, LEAST), self._grid.now
+        flight = self._state.flight.items()
+        silent = {key: sent.node for key, sent in flight if now - sent.when >= least}
+        if new := [node for key, node in silent.items() if key not in self._named]:
+            nodes = in_one_line(", ".join(map(called, new)))
+            text = "the server still waits, at most %.0f s for a reply, for %s"
+            log.warning(text, self._timeout, nodes)
+        self._named = silent
 
     def _forget(self, nodes: set[int]) -> None:
         """Delete the data of nodes that have left, and the messages to them."""
@@ -305,6 +323,17 @@ class Pushes(Server):
         return min(
             self._state.next_look, math.inf if oldest is None else oldest.when + self._timeout
         )
+
+    def _send_again(self, node: int, *, look: bool = False) -> None:
+        """Send a node the newest model, unless it has given its place to another node.
+
+        `look`: search for the nodes that take part; False: those of the last search.
+        """
+        here = self._grid.get_node_ids() if look else self._here
+        if here is None or node in here:
+            self._send(node)
+        else:  # it is a new node when it takes part again
+            self._state.scheduler.known.discard(node)
 
     def _send(self, node: int) -> None:
         """Send a node the newest model."""

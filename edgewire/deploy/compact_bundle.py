@@ -169,6 +169,8 @@ class _Reader:
         form, size = _HEAD.unpack(_take(self._raw, _HEAD.size))
         if form != FORM:
             raise ValueError(f"a bundle of form {form}, and {FORM} is known")
+        if size > MOST:
+            raise ValueError(f"the bundle has over {MOST} bytes deflated")
         self._text = BytesIO(_inflated(_take(self._raw, size)))
         (size,) = _SIZE.unpack(_take(self._text, _SIZE.size))
         self._numbers = BytesIO(_take(self._text, size))

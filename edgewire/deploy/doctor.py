@@ -15,10 +15,12 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import re
 import ssl
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +51,7 @@ NODE_MEMORY = 600 << 20, 250 << 20  # bytes for a node with a small model: enoug
 SERVER_MEMORY = 1 << 30, 400 << 20  # bytes for the SuperLink and a ServerApp
 STATUS = "edgewire/status"
 REGISTER = "`python -m edgewire.deploy.keys register NAME`, on the server"
+DEVICES, GPUS = Path("/dev"), ("nvidia[0-9]*", "nvhost-gpu*", "nvgpu*")
 RENEW = "`python -m edgewire.deploy.keys server --renew NAME`, on the server"
 
 
@@ -79,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _findings(given: list[str]) -> Iterable[Finding]:
     """Yield the findings of all checks, in order. An exception in a check becomes a finding."""
-    checks: tuple[Check, ...] = (memory, data, key, server_of_node)
+    checks: tuple[Check, ...] = (memory, torch_of_node, data, key, server_of_node)
     if SERVER in given:
         checks = (memory, data_of_server, certificate_of_server)
         words = [each for each in given if each != SERVER]
@@ -155,6 +158,16 @@ def _secret(file: Path, what: str) -> Iterable[Finding]:
 
 
 # A device.
+
+
+def torch_of_node(options: argparse.Namespace) -> Iterable[Finding]:
+    """Warn of a torch with CUDA on a device without a GPU."""
+    found = find_spec("torch")  # to import it would take seconds
+    said = Path(found.origin).with_name("version.py") if found and found.origin else None
+    cuda = re.search(r"^cuda\b.*= '(.+)'", said.read_text() if said else "", re.MULTILINE)
+    if cuda and not any(list(DEVICES.glob(name)) for name in GPUS):
+        text = f"it has CUDA {cuda[1]}, and no GPU is here: torch for CPUs takes 4.8 GB less disk "
+        yield Finding(WARNING, "torch", text + '(docs/deploy.md, "A device")')
 
 
 def data(options: argparse.Namespace) -> Iterable[Finding]:

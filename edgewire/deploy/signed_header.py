@@ -46,12 +46,15 @@ def headers(public_key: bytes, stamp: str, signature: bytes) -> dict[str, str]:
     }
 
 
-def sign_header(node_id: int, wait: int, sign: Callable[[bytes], bytes]) -> bytes:
+def sign_header(
+    node_id: int, wait: int, sign: Callable[[bytes], bytes], ahead: float = 0.0
+) -> bytes:
     """Return the signed header, as bytes, of a request that is sent now.
 
-    `wait`: seconds; `sign`: returns the signature of a text.
+    `wait`: seconds; `sign`: returns the signature of a text; `ahead`: by how many seconds this
+    machine's clock is ahead of the server's.
     """
-    now = datetime.now(UTC)
+    now = datetime.now(UTC) - timedelta(seconds=ahead)
     signature = sign(now.isoformat().encode())
     head = _HEADER.pack((now - _EPOCH) // _TICK, node_id, wait, len(signature))
     return head + signature

@@ -50,10 +50,10 @@ from edgewire.engines.download import (
 )
 from edgewire.engines.superlink_client import REPEATED, Superlink, is_refused, one_line_errors
 from edgewire.machine.errors import EngineError, UsageError
-from edgewire.machine.job import PLACE, Job
+from edgewire.machine.job import CHECKPOINT, PLACE, Job
 from edgewire.machine.processes import orderly_exit, undisturbed
 
-RESULT, CHECKPOINT = "result.json", "checkpoint"  # files that the app writes
+RESULT = "result.json"  # a file that the app writes
 FINISHED, INTERRUPTED = "finished", "interrupted"  # values of `ended` in a result
 log = getLogger("edgewire")
 RESUME = "resume"  # the app's run-config key for a run that continues

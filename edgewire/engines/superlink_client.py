@@ -76,8 +76,8 @@ class Superlink:
     `certificate`: the file of the CA that has signed the SuperLink's certificate; None: no TLS.
     `names`: what error messages call the options for the address and the certificate.
 
-    Raises `UsageError` with a one-line message if no SuperLink answers, if only one side uses TLS,
-    or if the SuperLink accepts only clients on its machine.
+    Raises `EngineError` with a one-line message if no SuperLink answers, or if only one side uses
+    TLS. Raises `UsageError` if the SuperLink accepts only clients on its machine.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Superlink:
     @property
     def bundles(self) -> bool:
         """Whether the SuperLink is this project's server (`edgewire.deploy.server`)."""
-        found = self.http.get("/v1/fleet/edgewire")
+        found: httpx.Response = REPEATED.invoke(self.http.get, "/v1/fleet/edgewire")
         return found.status_code == 200 and found.text == "1"
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Superlink:
         self.http.close()
 
     def _expect(self, option: str) -> None:
-        """Raise `UsageError` unless a SuperLink answers that accepts clients of this machine."""
+        """Raise `EngineError` unless a SuperLink answers that accepts clients of this machine."""
         proxy = by_proxy(self.address, self.root is not None)
         none = f"no SuperLink answers at {self.address}{proxy}"
         try:
@@ -128,14 +128,15 @@ class Superlink:
             advice = "does it have TLS, with a certificate of this CA?"
             if self.root is None:
                 advice = f"if it has TLS, give {option}keys/ca.crt"
-            raise UsageError(f"{none}: {reason}; {advice}") from error
+            raise EngineError(f"{none}: {reason}; {advice}") from error
         if found.status_code == 403:
             raise UsageError(
                 f"the SuperLink at {self.address} takes runs from its own machine alone: start "
                 "this there, or through `ssh -L PORT:127.0.0.1:PORT`"
             )
         if not found.is_success:
-            raise UsageError(f"{none}: status {found.status_code}")
+            kind = EngineError if found.is_server_error else UsageError
+            raise kind(f"{none}: status {found.status_code}")
 
 
 @contextmanager

@@ -14,7 +14,8 @@ if TYPE_CHECKING:  # so a module that needs only PLACE does not import Flower
     from flwr.serverapp import Grid
 
 
-PLACE = "superlink.json"  # the file in `folder` for an unfinished run at a SuperLink
+# Files in `folder` of an unfinished run: the place of a run at a SuperLink, and the checkpoint.
+PLACE, CHECKPOINT = "superlink.json", "checkpoint"
 
 
 @dataclass(frozen=True)

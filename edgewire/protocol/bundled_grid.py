@@ -37,18 +37,21 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from edgewire.compression.flower.timed_grid import PolledGrid, gathered
 from edgewire.compression.validation import FOREVER
 from edgewire.protocol.bundle import OF_MANY, frames, parts_of
+from edgewire.protocol.lost_calls import PATIENCE, patient
 from edgewire.protocol.run_ended import STOPPED, RunEnded
 
 LONGEST_WAIT = 20.0  # the most seconds that the server holds one pull request while no reply exists
 MARGIN = 30.0  # seconds by which a request's time-out exceeds the time that the server may hold it
+LONGEST_PAUSE = 5.0  # seconds between two attempts
 LIMIT = 4 << 30  # the most bytes of a pull's response
 
 
 class Connection:
     """Sends requests to the server, with the address, certificate and token of Flower's grid.
 
-    These three are private attributes of Flower's grid. Raises `AttributeError` if this release of
-    Flower lacks them.
+    These three are private attributes of Flower's grid, as is what repeats its own calls. Raises
+    `AttributeError` if this release of Flower lacks them. `lost`: seconds so far in which the
+    server has not answered.
     """
 
     def __init__(self, grid: Any) -> None:
@@ -56,7 +59,9 @@ class Connection:
         verify: Any = True
         if not insecure and root is not None:
             verify = ssl.create_default_context(cadata=root.decode("ascii"))
-        self._headers = {TASK_TOKEN_HEADER: grid._token}
+        self._headers, self._repeated = {TASK_TOKEN_HEADER: grid._token}, grid._retry_invoker
+        self.lost = 0.0
+        patient(self._repeated)
         self._http = httpx.Client(
             base_url=f"{'http' if insecure else 'https'}://{grid._addr}",
             verify=verify,
@@ -65,19 +70,20 @@ class Connection:
 
     def takes_bundles(self) -> bool:
         """Return whether the server accepts bundles."""
-        found = self._http.get("/v1/fleet/edgewire")
+        found: httpx.Response = self._repeated.invoke(self._http.get, "/v1/fleet/edgewire")
         return found.status_code == 200 and found.text == "1"
 
     def post(self, what: str, content: bytes, wait: float = 0.0) -> bytes:
         """Send a request to the call `what`, "push" or "pull"; return the response's body.
 
         `wait`: for how many seconds the server may hold a pull. If the server cannot be reached,
-        the request is repeated for some seconds. Raises `RunEnded` if the run was stopped,
+        the request is repeated for `PATIENCE` seconds. Raises `RunEnded` if the run was stopped,
         `ConnectionError` if the server stays unreachable, and `httpx.HTTPStatusError`.
         """
         headers = {**self._headers, "edgewire-wait": f"{wait:g}"}
-        pause = 0.1
+        pause, began = 0.1, time.monotonic()
         while True:
+            tried = time.monotonic()
             try:
                 path = f"/v1/runtime/edgewire/{what}"
                 found = self._http.post(path, content=content, headers=headers)
@@ -88,10 +94,11 @@ class Connection:
                 reason = f"status {found.status_code}"
             except httpx.TransportError as error:
                 reason = str(error) or type(error).__name__
-            if pause > 10:
+            if time.monotonic() - began >= PATIENCE:
                 raise ConnectionError(f"the server is gone: {reason}")
             time.sleep(pause)
-            pause *= 2
+            pause = min(2 * pause, LONGEST_PAUSE)
+            self.lost += time.monotonic() - tried
 
 
 class BundledGrid(PolledGrid):
@@ -104,6 +111,14 @@ class BundledGrid(PolledGrid):
         super().__init__(grid)
         self._connection = connection
         self._run_id: int = grid.run.run_id
+
+    @property
+    def now(self) -> float:
+        """Real seconds since a fixed moment, without those in which the server did not answer.
+
+        So no deadline passes while nodes cannot deliver their replies.
+        """
+        return super().now - self._connection.lost
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> list[str]:
         """Send messages with their objects; return their ids.

@@ -159,3 +159,13 @@ def test_a_small_bundle_costs_little_whatever_it_declares(bomb):
     tracemalloc.stop()
     assert took < 5  # at a tenth of the usual speed, because memory is traced
     assert most < 100 << 20
+
+
+def test_a_large_body_that_is_no_bundle_is_not_copied():
+    body = b"\x02\xff\xff\xff\xff" + bytes(32 << 20)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="deflated"):
+        parts_of(body, 1 << 31)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20

@@ -1,5 +1,7 @@
 """`edgewire.deploy.doctor` names each problem of a node or of the server, and its remedy."""
 
+from types import SimpleNamespace
+
 import pytest
 from cryptography import x509
 
@@ -32,11 +34,31 @@ def words_for(place, tmp_path, photos, name="kitchen"):
 def test_a_ready_device_has_no_problem(place, look, tmp_path, photos):
     code, found = look(*words_for(place, tmp_path, photos))
     assert code == 0
-    assert [*found] == ["memory", "data", "key", "certificate", "server", "clock", "registered"]
+    checks = ["memory", "data", "key", "certificate", "server", "clock", "registered"]
+    assert [each for each in found if each != "torch"] == checks
     assert {level for lines in found.values() for level, _ in lines} <= {OK, WARNING}
     assert "holds 2 files and folders" in found["data"][0][1]
     assert "for here, localhost, 127.0.0.1, ::1, until " in found["certificate"][1][1]
     assert not (tmp_path / "state").exists()  # the doctor changes nothing
+
+
+@pytest.mark.parametrize(
+    ("line", "device", "warns"),
+    [
+        ("cuda: Optional[str] = '13.2'", "nvme0", True),
+        ("cuda: Optional[str] = '13.2'", "nvidia0", False),
+        ("cuda = '12.8'", "null", True),
+        ("cuda: Optional[str] = None", "null", False),
+        ("", "null", False),
+    ],
+)
+def test_a_torch_for_gpus_without_a_gpu(line, device, warns, tmp_path, monkeypatch):
+    (tmp_path / device).touch()
+    (tmp_path / "version.py").write_text(f"__all__ = ['cuda']\n{line}\nhip = None\n")
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(doctor, "find_spec", lambda name: spec)
+    monkeypatch.setattr(doctor, "DEVICES", tmp_path)
+    assert [each.level for each in doctor.torch_of_node(None)] == [WARNING] * warns
 
 
 def test_a_node_s_own_data(tmp_path):

@@ -1,20 +1,29 @@
-"""Answers of the server to run.py that are cut off at any byte change nothing."""
+"""Answers of the server to run.py and to a ServerApp that come late or cut off change nothing."""
 
 import socket
+import ssl
 import threading
+import time
 from contextlib import closing, suppress
+from itertools import repeat
 from pathlib import Path
 
+import httpx
 import pytest
 from flwr.proto.control_pb2 import ListRunsRequest
+from flwr.supercore.retry import http_retry
+from flwr.superlink.grid.http_grid import HttpGrid
 
+from edgewire.deploy.certificates import make_ca, make_server
 from edgewire.engines import superlink
 from edgewire.engines.control import follow
 from edgewire.engines.download import ServedFiles, fetch_all, follow_files
 from edgewire.engines.superlink_client import REPEATED, Superlink
 from edgewire.machine.job import Job
+from edgewire.protocol.choose_grid import bundled
 from tests.deploy.processes import ROOT
-from tests.deploy.served import Server
+from tests.deploy.served import FakeNode, Server, later, question
+from tests.system.fault_field import Proxy
 
 LARGE = 3 << 20  # bytes of a run's file
 
@@ -131,3 +140,53 @@ def test_a_runs_log_is_copied_once_and_its_end_is_seen(place, fab, tmp_path):
         status = follow(control, run.run_id, tmp_path / "log", poll)
     assert status.sub_status == "completed"
     assert (tmp_path / "log").read_text() == "".join(f"line {n}\n" for n in (1, 2, 3, 4))
+
+
+HASTY = dict.fromkeys(("connect", "read", "write", "pool"), 0.2)  # seconds
+
+
+@pytest.fixture
+def still(tmp_path, monkeypatch):
+    """Yield a proxy before a server with TLS, a ServerApp's grid behind it, and a node."""
+    send = httpx.HTTPTransport.handle_request
+
+    def hasty(transport, request):
+        request.extensions["timeout"] = HASTY
+        return send(transport, request)
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", hasty)
+    monkeypatch.setattr(http_retry, "exponential", lambda **_: repeat(0.05))
+    make_ca(tmp_path)
+    make_server(tmp_path, ["127.0.0.1"])
+    with Server(keys=tmp_path) as server, closing(Proxy(server.place[1])) as proxy:
+        run, token = server.begun()
+        root = (tmp_path / "ca.crt").read_bytes()
+        grid = HttpGrid(f"127.0.0.1:{proxy.port}", root_certificates=root, token=token)
+        grid.set_run(run)
+        node = FakeNode(server.address, tls=ssl.create_default_context(cafile=tmp_path / "ca.crt"))
+        yield proxy, bundled(grid), node
+        node.leave()
+
+
+def test_a_server_that_stands_still_loses_no_call_of_a_serverapp(still):
+    """As after a SIGSTOP: connections stay open, and handshakes are not answered."""
+    proxy, grid, node = still
+
+    def goes_on():
+        proxy.set("open")
+        if message := node.message():
+            node.reply_to(message, message.content)
+
+    asked = list[str]()
+    calls = [
+        lambda: grid.get_node_ids() == [node.node.node_id],
+        lambda: asked.extend(grid.push_messages([question(node.node.node_id)])) or asked,
+        lambda: grid.pull_before(asked, grid.now + 0.3),  # less than the server stands still
+    ]
+    for call in calls:
+        proxy.set("still")
+        began, now = time.monotonic(), grid.now
+        with later(1.0, goes_on):
+            assert call()
+        assert time.monotonic() - began >= 1.0
+    assert grid.now - now < 0.8

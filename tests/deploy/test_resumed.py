@@ -72,7 +72,7 @@ def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(
         brought.write_bytes(b"as one is that comes at Ctrl-C")
         run.resume("engine.address=127.0.0.1:1")
         code, printed = ended(run)
-        assert code == 2
+        assert code == 1
         assert "no SuperLink answers at 127.0.0.1:1" in printed.err
         shutil.copy(field.keys / "ca.crt", field.folder / "other.crt")
         where = [f"engine.address=localhost:{field.port}", "engine.wait=60"]

@@ -1,5 +1,6 @@
-"""The systemd units use existing options, and the hardening settings of systemd."""
+"""The systemd units and the image use existing options; the units, the hardening of systemd."""
 
+import json
 import shlex
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from configparser import RawConfigParser
 
 import pytest
+import yaml
 
 from edgewire.deploy import node
 from edgewire.deploy.server import server
@@ -89,3 +91,24 @@ def test_systemd_accepts_the_unit(name, tmp_path):
         timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_image_has_what_the_server_needs():
+    folder = ROOT / "edgewire" / "deploy" / "image"
+    lines = (folder / "Dockerfile").read_text().replace("\\\n", "").splitlines()
+    (command,) = [line for line in lines if line.startswith("CMD ")]
+    module, *words = json.loads(command.removeprefix("CMD "))
+    assert module == "edgewire.deploy.server"
+    given = server.parser().parse_args(words)  # an unknown option would end the program
+    (volumes,) = [line for line in lines if line.startswith("VOLUME ")]
+    used = {str(given.keys), str(given.state), str(given.data)}
+    assert used == set(json.loads(volumes.removeprefix("VOLUME ")))
+    service = yaml.safe_load((folder / "compose.yml").read_text())["services"]["server"]
+    assert (folder / service["build"]["context"]).resolve() == ROOT
+    assert (ROOT / service["build"]["dockerfile"]) == folder / "Dockerfile"
+    assert {each.partition(":")[2] for each in service["volumes"]} == used
+    taken = (folder / "Dockerfile.dockerignore").read_text().splitlines()
+    names = {line.removeprefix("!") for line in taken if line.startswith("!")}
+    links = {each.name for each in (ROOT / "edgewire").iterdir() if each.is_symlink()}
+    assert {"run.py", "pyproject.toml", "edgewire", *links} <= names
+    assert all((ROOT / name).exists() for name in names)

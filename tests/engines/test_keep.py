@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from edgewire.engines import keep
+from edgewire.machine.job import CHECKPOINT
+from edgewire.strategy.run import checkpoint_file
 from tests.deploy.processes import eventually
 
 # Each attempt takes the next of the given steps: (exit code, rows to add, files to leave).
@@ -76,6 +78,24 @@ def test_a_run_without_a_checkpoint_begins_again_and_a_finished_one_does_not(att
     assert (code, asked[1]) == (0, asked[0])
     assert attempts()[0] == 0
     assert "holds a run that is over" in capsys.readouterr().out
+
+
+def test_the_checkpoint_has_one_name():
+    assert CHECKPOINT == checkpoint_file.FILE
+
+
+def test_words_can_be_in_a_file_as_in_a_shell(attempts, tmp_path, capsys):
+    words = tmp_path / "kitchen.run"
+    words.write_text("# two words\ndataset.root='my photos' 'a=[b, \"c\"]'\n\n")
+    (tmp_path / "steps.json").write_text(json.dumps([(0, 1, DONE)]))
+    assert keep.main([str(tmp_path / "run"), "--", f"@{words}"]) == 0
+    (asked,) = map(json.loads, (tmp_path / "asked.jsonl").open())
+    assert asked[:2] == ["dataset.root=my photos", 'a=[b, "c"]']
+    words.write_text("lr='0.1")
+    for file in (words, tmp_path / "none"):
+        with pytest.raises(SystemExit, match="2"):
+            keep.main([str(tmp_path / "run"), "--", f"@{file}"])
+        assert capsys.readouterr().err.splitlines()[-1].startswith(f"{keep.PROG}: error: ")
 
 
 @pytest.mark.system

@@ -105,12 +105,17 @@ def test_an_address_is_a_host_and_a_port(address):
 
 
 @pytest.mark.parametrize(
-    ("status", "line"),
-    [(403, "takes runs from its own machine alone.*ssh -L"), (404, "no SuperLink answers")],
+    ("status", "kind", "line"),
+    [
+        (403, UsageError, "takes runs from its own machine alone.*ssh -L"),
+        (404, UsageError, "no SuperLink answers"),
+        (502, EngineError, "no SuperLink answers"),
+    ],
 )
-def test_the_answering_server_must_be_a_superlink(status, line):
-    with answering(status) as address, pytest.raises(UsageError, match=line):
+def test_the_answering_server_must_be_a_superlink(status, kind, line):
+    with answering(status) as address, pytest.raises(EngineError, match=line) as raised:
         Superlink(address)
+    assert raised.type is kind  # a server that is down may come back
 
 
 def test_an_invalid_certificate_gives_one_line(tmp_path):

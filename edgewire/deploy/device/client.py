@@ -14,6 +14,7 @@ import re
 import ssl
 import time
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -64,6 +65,7 @@ class FleetClient:
 
     `address`: host:port. `root_certificates`: a PEM file; None: the system's certificates. Every
     call may raise `ServerRefusal`, and `httpx.TransportError` if the server cannot be reached.
+    After a refused signature, the calls are signed with the server's time.
     After a pull, the server needs no heartbeat until the time `counted_until` (on
     `time.monotonic`).
     """
@@ -90,7 +92,7 @@ class FleetClient:
         )
         for name in ("accept", "accept-encoding", "connection", "user-agent"):
             del self._http.headers[name]  # these headers cost 110 bytes a request
-        self._number = os.urandom(SIZE)
+        self._number, self._ahead = os.urandom(SIZE), 0.0
         self.counted_until = 0.0  # seconds
 
     def call(self, request: Message, kind: type[Reply], *, timeout: float = _ANSWER) -> Reply:
@@ -148,7 +150,8 @@ class FleetClient:
         self._http.close()
 
     def _bundled(self, what: str, node: int, wait: int, content: bytes) -> bytes:
-        signed = sign_header(node, wait, lambda stamp: bytes(sign_message(self._key, stamp)))
+        sign = partial(sign_message, self._key)
+        signed = sign_header(node, wait, sign, self._ahead)
         return self._post(f"{BUNDLED}/compact/{what}", signed + content, {}, _ANSWER + wait)
 
     def _post(self, path: str, content: bytes, headers: dict[str, str], timeout: float) -> bytes:
@@ -159,12 +162,16 @@ class FleetClient:
             timeout=httpx.Timeout(timeout, connect=min(_CONNECT, timeout)),
         )
         if not response.is_success:
-            raise ServerRefusal(response)
+            refusal = ServerRefusal(response)
+            if refusal.status == 401:
+                self._ahead = refusal.ahead or 0.0
+            raise refusal
         return response.content
 
     def _signed(self) -> dict[str, str]:
         """Return the headers by which Flower's server authenticates its nodes."""
-        stamp = datetime.datetime.now(datetime.UTC).isoformat()
+        now = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self._ahead)
+        stamp = now.isoformat()
         return headers(self.public_key, stamp, sign_message(self._key, stamp.encode()))
 
     @staticmethod

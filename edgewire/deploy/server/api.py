@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from base64 import b64decode, b64encode
 from collections import Counter
@@ -92,6 +93,8 @@ NODE_LOOKS, SERVER_LOOKS = 5.0, 1.0
 OBJECTS_WAIT, OBJECTS_LOOK, OBJECTS_LATE = 60.0, 0.01, 1.0
 AT_A_TIME = 2  # parallel pushes of a node: one may be broken and not ended yet
 OTHER_PUSH = "/v1/runtime/push-messages"  # Flower's own call of a ServerApp, without objects
+# Lines of Flower's log for each reply, and for each look of run.py at the runs: 10 MB a day.
+QUIET = ("[Fleet.PushMessages] Push replies", "ControlServicer.ListRuns")
 PLAIN, PROTOBUF = "application/octet-stream", "application/protobuf"
 Kind = TypeVar("Kind", bound=Protobuf)
 Reader = Callable[[bytes, int, int], list[tuple[str, bytes]]]
@@ -102,13 +105,19 @@ class BundleApi:
 
     `output`: the folder that holds each run's folder of results; None: no files are served.
     `budget`: the memory for the bodies of compact pushes. `states`: what is known of the nodes.
+    `tidy`: is called in a thread with the SuperLink's state, when the server starts.
     """
 
     def __init__(
-        self, app: App, output: Path | None, budget: BodyBudget, states: FleetStates
+        self,
+        app: App,
+        output: Path | None,
+        budget: BodyBudget,
+        states: FleetStates,
+        tidy: Callable[[Any], object] = bool,
     ) -> None:
         self._app, self._output, self._budget, self._states = app, output, budget, states
-        self._large = LargeBodies()
+        self._large, self._tidy = LargeBodies(), tidy
         self._bell, self._handed, self._twins = KeyedCondition(), Redelivery(), DuplicateNodes()
         self._arriving = IncompleteReplies()
         self._sending = Counter[str]()  # public key of a node -> calls of `_flowers`
@@ -138,8 +147,10 @@ class BundleApi:
         """Answer this project's calls; forward any other request."""
         if scope["type"] == "lifespan":  # uvicorn would log a line for each request
             logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
-            TaskProcesses(state_of(scope))
-            self._twins.called = partial(called, state=state_of(scope))
+            logging.getLogger("flwr").addFilter(lambda line: not str(line.msg).startswith(QUIET))
+            TaskProcesses(state := state_of(scope))
+            self._twins.called = partial(called, state=state)
+            threading.Thread(target=self._tidy, args=(state,), daemon=True).start()
         answer = self._route(scope) if scope["type"] == "http" else None
         if answer is None:
             await self._app(scope, receive, send)

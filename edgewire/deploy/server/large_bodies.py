@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from io import BytesIO
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -25,12 +26,17 @@ class LargeBodies:
     async def work(self, call: Callable[..., Result], *given: Any) -> Result:
         """Return the result of a call that may take long; it runs in a thread."""
         async with self._workers:
-            return await run_in_threadpool(call, *given)
+            try:
+                return await run_in_threadpool(call, *given)
+            except Exception as error:  # its frames hold the body, until a garbage collection
+                raise error.with_traceback(None) from error.__cause__
 
     async def joined(self, pieces: AsyncIterator[bytes]) -> bytes:
-        """Return a request's body, given its pieces."""
-        found = [piece async for piece in pieces if piece]
-        return found[0] if len(found) == 1 else await self.work(b"".join, found)
+        """Return a request's body, given its pieces; only one copy is in memory at any time."""
+        found = BytesIO()
+        async for piece in pieces:
+            found.write(piece)
+        return found.getvalue()
 
 
 class LargeResponse(Response):

@@ -17,12 +17,13 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from flwr.proto.control_pb2 import RegisterNodeResponse
 from flwr.proto.node_pb2 import NodeInfo
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from starlette.concurrency import run_in_threadpool
 
 from edgewire.deploy.device.node_database import write_file
-from edgewire.deploy.server.access import App, Scope, Send
+from edgewire.deploy.server.access import App, Scope, Send, refuse
 from edgewire.machine.errors import UsageError
 from edgewire.protocol.flower_releases import installed
 
@@ -38,19 +39,33 @@ class Registry:
         self._saving, self._changes, self._saved = asyncio.Lock(), 0, 0
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
-        """Forward a request; after a change of the nodes, save them before the response is sent."""
+        """Forward a request; after a change of the nodes, save them before the response is sent.
+
+        If they cannot be saved, the status is 507, and a registration is undone. A revoked key
+        stays revoked until the next start.
+        """
         if scope["type"] == "lifespan":
             restore(state_of(scope), self._file)
             keep_ids(state_of(scope))
         elif scope["type"] == "http" and scope["path"] in CHANGING:
             state = state_of(scope)
 
-            async def noted(message: Scope) -> None:
-                if message["type"] == "http.response.start":
-                    await self._save(state)
-                await send(message)
+            held = list[Scope]()
 
-            await self._app(scope, receive, noted)
+            async def hold(message: Scope) -> None:
+                held.append(message)
+
+            await self._app(scope, receive, hold)
+            try:
+                await self._save(state)
+            except OSError as error:
+                if scope["path"] == CHANGING[0]:
+                    undo(state, b"".join(each.get("body", b"") for each in held))
+                said = f"{self._file} cannot be written: {error.strerror}"
+                await refuse(send, 507, said)
+                return
+            for message in held:
+                await send(message)
             return
         await self._app(scope, receive, send)
 
@@ -79,6 +94,15 @@ def save(state: Any, file: Path) -> None:
         kept = [each for each in state.nodes.values() if each.status != GONE or each.name]
         nodes = [MessageToDict(each) for each in kept]
     write_file(file, json.dumps(nodes, indent=1).encode())
+
+
+def undo(state: Any, response: bytes) -> None:
+    """Remove the node of the response to a registration from an in-memory state."""
+    number = RegisterNodeResponse.FromString(response).node_id
+    with state.lock:
+        if node := state.nodes.pop(number, None):
+            del state.node_public_key_to_node_id[node.public_key]
+            state.owner_to_node_ids[node.owner_aid].discard(number)
 
 
 def restore(state: Any, file: Path) -> None:

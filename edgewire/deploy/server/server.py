@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,6 +34,7 @@ from edgewire.protocol.flower_releases import WANTED, installed, is_known
 PORT = 8000  # Flower's default
 NODES, LOCK = "nodes.json", "lock"  # files in the folder --state
 KEPT = 75  # seconds that an idle connection stays open: a new one costs a node 3 kB
+SUPEREXEC = (sys.executable, "-m", "edgewire.deploy.server.superexec")
 ENDING = 2  # seconds that requests have when the server ends; nodes repeat their pulls
 
 
@@ -80,9 +82,18 @@ def parser(prog: str = "python -m edgewire.deploy.server") -> argparse.ArgumentP
         help="the folder for registered nodes and for runs' results (default: %(default)s)",
     )
     add("--data", type=Path, help="the folder below which runs may read data (default: ./data)")
+    kept = "remove finished runs that are so much older than the newest, as in 30d (default: none)"
+    add("--keep-runs", type=days, metavar="DAYS", help=kept)
+    kept = "keep so many of the newest apps in the folder --state (default: all)"
+    add("--keep-apps", type=int, metavar="NUMBER", help=kept)
     add("--insecure", action="store_true", help="no TLS and no keys: on this machine, for trying")
     add("--any-node", action="store_true", help="take nodes without a key that is registered")
     return made
+
+
+def days(text: str) -> float:
+    """Return the number in a text such as 30d. Raises `ValueError` for another text."""
+    return float(text.removesuffix("d"))
 
 
 def command_line(options: argparse.Namespace) -> list[str]:
@@ -123,13 +134,23 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     from edgewire.deploy.server.api import BundleApi
     from edgewire.deploy.server.fleet import FleetStates
     from edgewire.deploy.server.node_registry import Registry, load
+    from edgewire.deploy.server.retention import each_day
     from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 
-    budget = BodyBudget()
+    budget, runs = BodyBudget(), output_of(options)
+    kept = (runs, home_of(options) / "apps", options.keep_runs, options.keep_apps)
     found: list[tuple[Any, dict[str, Any]]] = [
         (LocalOnly, {"closed": not (options.insecure or options.any_node)}),
         (SignedUploads, {"budget": budget}),
-        (BundleApi, {"output": output_of(options), "budget": budget, "states": FleetStates()}),
+        (
+            BundleApi,
+            {
+                "output": runs,
+                "budget": budget,
+                "states": FleetStates(),
+                "tidy": partial(each_day, *kept),
+            },
+        ),
     ]
     if not options.insecure:
         load(options.state / NODES)
@@ -147,7 +168,6 @@ def serve(
     import flwr.superlink.main
     import uvicorn
     from flwr.superlink import extensions
-    from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
 
     from edgewire.deploy.server import steady_clock
@@ -159,7 +179,9 @@ def serve(
     def ours() -> tuple[Any, ...]:
         return (*(Middleware(kind, **options) for kind, options in middleware), *theirs())
 
-    extensions.get_middleware = ours
+    cli: Any = import_module("flwr.superlink.cli.flower_superlink")
+    extensions.get_middleware, theirs_to_start = ours, cli._get_superexec_command
+    cli._get_superexec_command = lambda **options: [*SUPEREXEC, *theirs_to_start(**options)[1:]]
     app: Any = flwr.superlink.main
     if hasattr(app, "get_middleware"):  # some releases of Flower import the function itself
         app.get_middleware = ours
@@ -168,7 +190,7 @@ def serve(
     many_connections()
     gc.collect()
     gc.freeze()  # else a full garbage collection would stop the server's event loop for longer
-    flower_superlink()
+    cli.flower_superlink()
 
 
 def many_connections() -> None:
@@ -201,7 +223,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         output_of(options).mkdir(exist_ok=True)
     except OSError as error:
         raise UsageError(f"--state {options.state} cannot be used: {error.strerror}") from error
-    home = os.environ.get("FLWR_HOME", str((options.state / "flwr").resolve()))
+    home = os.environ.get("FLWR_HOME", str(home_of(options)))
     found = {
         **flower_environment(home, poll=0.2),
         OUTPUT: str(output_of(options)),
@@ -216,3 +238,8 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
 def output_of(options: argparse.Namespace) -> Path:
     """Return the folder that holds each run's folder of results."""
     return Path(options.state).resolve() / "runs"
+
+
+def home_of(options: argparse.Namespace) -> Path:
+    """Return Flower's home folder, unless the environment names another."""
+    return Path(options.state).resolve() / "flwr"

@@ -15,6 +15,7 @@ from flwr.app.message import remove_content_from_message
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
 from flwr.supercore import date
@@ -27,17 +28,20 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.main import create_app
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from edgewire.compression.flower.records import reply_to
+from edgewire.deploy import signed_header
+from edgewire.deploy.device import client
 from edgewire.deploy.device.app_runner import answered, message_of
 from edgewire.deploy.device.throttled_log import ThrottledLog
 from edgewire.deploy.server import message_store, steady_clock
 from edgewire.deploy.server.incomplete_replies import IncompleteReplies
 from edgewire.deploy.server.redelivery import Redelivery
 from edgewire.protocol.bundle import parts_of
+from tests.deploy.served import FakeNode, Server
 
 APP_RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 YEAR, TTL = 365 * 86400, 3600.0  # seconds
@@ -246,3 +250,57 @@ def test_each_message_gets_one_reply_when_clocks_step(steady, monkeypatch):
     run_state_machine_as_test(
         Exchange, settings=settings(max_examples=60, stateful_step_count=15, deadline=None)
     )
+
+
+@given(st.lists(st.floats(0, 200), max_size=20))
+def test_the_servers_clock_stands_still_while_the_server_is_stopped(pauses):
+    """Each look at the clock comes after one of the pauses; a longer one than a look is a stop."""
+    now = 7.0
+    steady = steady_clock.SteadyClock(lambda: now)
+    for pause in pauses:
+        before = steady.seconds()
+        now += pause
+        assert steady.seconds() - before == pytest.approx(min(pause, steady_clock.STOPPED))
+
+
+class OffClock(datetime):
+    """The clock of a node, which is off by some seconds."""
+
+    off = 0.0
+
+    @classmethod
+    def now(cls, tz=None):
+        return cls.fromtimestamp(time.time() + cls.off, tz)
+
+
+@pytest.fixture(scope="module")
+def node():
+    """Yield a node with its own clock, and whose pulls wait for nothing."""
+    with Server() as server, pytest.MonkeyPatch.context() as patch:
+        found = FakeNode(server.address)
+        patch.setattr(client, "datetime", SimpleNamespace(**vars(client.datetime)))
+        patch.setattr(client.datetime, "datetime", OffClock)
+        patch.setattr(signed_header, "datetime", OffClock)
+        patch.setattr(client, "WAIT", 0)
+        yield found
+        OffClock.off = 0.0
+        found.leave()
+
+
+@settings(max_examples=10)
+@given(steps=st.lists(st.sampled_from([3, -290, 400, -400, YEAR, -YEAR]), min_size=1, max_size=5))
+def test_a_node_with_a_wrong_clock_signs_with_the_servers_time(node, steps):
+    """After a step of its clock a node is refused at most once."""
+    beat = SendNodeHeartbeatRequest(node=node.node, heartbeat_interval=60.0)
+    calls = [
+        lambda: node.fleet.call(beat, SendNodeHeartbeatResponse),
+        lambda: node.fleet.pull(PullMessagesRequest(node=node.node)),
+    ]
+    for OffClock.off in steps:
+        refused = list[int]()
+        for call in calls * 2:
+            try:
+                call()
+            except client.ServerRefusal as error:
+                refused.append(error.status)
+        assert refused in ([], [401])

@@ -1,8 +1,11 @@
 """Large bodies of requests and responses do not block the server's event loop."""
 
 import asyncio
+import gc
 import threading
 import time
+import tracemalloc
+import weakref
 
 import pytest
 from hypothesis import given
@@ -55,6 +58,51 @@ def test_a_body_is_joined_from_its_pieces(pieces):
         return await LargeBodies().joined(given_pieces())
 
     assert asyncio.run(main()) == b"".join(pieces)
+
+
+@pytest.mark.parametrize("piece", [1000, 1 << 18])
+def test_a_body_is_in_memory_once_while_it_arrives(piece):
+    size = 32 << 20
+
+    async def pieces():
+        for _ in range(size // piece):
+            yield bytes(piece)
+
+    async def main():
+        assert len(await LargeBodies().joined(pieces())) == size // piece * piece
+
+    tracemalloc.start()
+    asyncio.run(main())
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1.25 * size
+
+
+class Body(bytearray):
+    """A body that a test can watch."""
+
+
+def test_a_refused_body_does_not_wait_for_a_garbage_collection():
+    def refuse(body):
+        try:
+            raise IndexError(len(body))
+        except IndexError as error:
+            raise ValueError("refused") from error
+
+    async def main():
+        body = Body(9)
+        there = weakref.ref(body)
+        with pytest.raises(ValueError, match="refused"):
+            await LargeBodies().work(refuse, body)
+        del body
+        await asyncio.sleep(0.05)  # the thread has ended the call
+        return there()
+
+    gc.disable()
+    try:
+        assert asyncio.run(main()) is None
+    finally:
+        gc.enable()
 
 
 def test_a_few_calls_run_at_a_time_in_threads_and_their_errors_arrive():

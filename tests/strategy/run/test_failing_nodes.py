@@ -12,6 +12,7 @@ from edgewire.compression.flower.server.failure_policy import (
     FailurePolicy,
     FailurePolicyState,
 )
+from edgewire.compression.flower.timed_grid import GridWrapper
 from edgewire.compression.flower.traffic import Traffic
 from edgewire.conf.network import Network
 from edgewire.strategy.ordered_grid import OrderedGrid
@@ -263,8 +264,11 @@ def huge(made):
     return made * 2**20
 
 
-def federation(kind, tries):
-    """Return a federation of which node 2 fails its messages up to number `tries`."""
+def federation(kind, tries, within=lambda grid: grid):
+    """Return a federation of which node 2 fails its messages up to number `tries`.
+
+    `within`: returns a grid around the federation's own.
+    """
     spoil = {"raises": breaks, "always screened": huge}.get(kind)
     late = kind == "always late"
     trainer = Trainer(
@@ -272,6 +276,7 @@ def federation(kind, tries):
         steps=lambda node, number: 10_000 if late and node == 2 else 60,
     )
     found = Federation(trainer, Network(seconds_per_step=1))
+    found.grid = within(found.grid)
     found.grid = OrderedGrid(Places3(found))
     return found
 
@@ -302,6 +307,42 @@ def test_an_asynchronous_run_goes_on_with_a_spare_node(kind, caplog):
     assert "node 2 has failed 3 times in a row: a spare node has its place" in caplog.text
     assert len(numbers(found, 4)) >= 5
     assert found.strategy.failed_nodes[2].failures == REPEATED
+
+
+class Away(GridWrapper):
+    """A grid that does not list node 2 from second 100 to second 300."""
+
+    def get_node_ids(self):
+        """Return the nodes that are online."""
+        return [n for n in super().get_node_ids() if n != 2 or not 100 < self.now < 300]
+
+
+def test_a_spare_node_of_an_asynchronous_run_gives_a_returned_node_its_place_back():
+    found = federation("well", tries=0, within=Away)
+    found.push(60)
+    asked = [node for node, _ in found.seen]
+    spare = [place for place, node in enumerate(asked) if node == 4]
+    assert 1 <= len(spare) <= 6  # replies in 200 s, of 60 s each
+    after = asked[max(spare) + 1 :]
+    assert len(after) >= 20
+    assert set(after) == {1, 2, 3}
+
+
+class RealTime(OrderedGrid):
+    """A grid that does not tell that its clock is virtual."""
+
+    virtual_seconds = next_change = None
+
+
+def test_an_asynchronous_run_names_a_silent_node_and_gives_it_up_after_an_hour(caplog):
+    found = federation("always late", tries=0)
+    found.grid = RealTime(found.grid)
+    found.push(250)
+    waits = [line for line in caplog.messages if "still waits" in line]
+    assert waits[0] == "the server still waits, at most 3600 s for a reply, for node 2"
+    given_up = found.strategy.traffic.failures
+    assert 2 <= given_up <= len(waits) <= given_up + 1
+    assert "no reply in time (timeout=3600)" in caplog.text
 
 
 @pytest.mark.parametrize("start", [Federation.run, Federation.push])

@@ -1,10 +1,14 @@
-"""Shifts the clock by CLOCK_OFF seconds in every process with this folder on its module path."""
+"""Shifts the clock in every process with this folder on its module path.
+
+The offset is CLOCK_OFF seconds; and as many more as the file CLOCK_FILE says, once it exists.
+"""
 
 import datetime
 import os
 import time
 
 _off, _time = float(os.environ.get("CLOCK_OFF", "0")), time.time
+_file = os.environ.get("CLOCK_FILE", "")
 
 
 class Shifted(datetime.datetime):
@@ -17,5 +21,14 @@ class Shifted(datetime.datetime):
         return found
 
 
-time.time = lambda: _time() + _off
+def shifted() -> float:
+    """Return the shifted time in seconds since 1970."""
+    more = 0.0
+    if _file and os.path.exists(_file):
+        with open(_file) as file:
+            more = float(file.read() or 0)
+    return _time() + _off + more
+
+
+time.time = shifted
 datetime.datetime = Shifted  # type: ignore[misc]
