@@ -254,7 +254,7 @@ def _registered(
         return
     said: dict[str, Any] = response.json()
     if said.get("registered"):
-        yield Finding(OK, "registered", f"as node {said.get('node')}")
+        yield Finding(OK, "registered", f"as {said.get('name') or said.get('node')}")
     elif options.auth_supernode_private_key is not None:
         yield Finding(WRONG, "registered", f"the server does not know this node's key: {REGISTER}")
     else:

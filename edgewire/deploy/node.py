@@ -58,7 +58,8 @@ def main(arguments: list[str] | None = None) -> None:
         signal.signal(number, _ended)
     member = Membership(fleet, node_folder, registers=given.auth_supernode_private_key is None)
     try:
-        Device(fleet, node_folder, member, config, apps=given.app).serve()
+        told = given.tell_errors
+        Device(fleet, node_folder, member, config, apps=given.app, tells_errors=told).serve()
     except OtherApp:
         log.info("another app: this process starts anew for it")
         # Another app needs a new process. `finally` does not run then, so the node stays online.
@@ -150,6 +151,8 @@ def parser(
         metavar="SHA256",
         help="take this app alone, whatever the server sends; may be given several times",
     )
+    text = "tell the server the text of errors, which may name files; else only their kind"
+    add("--tell-errors", action="store_true", help=text)
     return made
 
 

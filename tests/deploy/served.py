@@ -33,6 +33,7 @@ from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.api import BundleApi
 from edgewire.deploy.server.connections import uvicorn_options
+from edgewire.deploy.server.fleet import FleetStates, counted
 from edgewire.deploy.server.node_registry import Registry
 from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 from edgewire.deploy.signed_header import headers, sign_header
@@ -51,7 +52,9 @@ class Server:
         self.app = app = create_app()
         if bundling:
             budget = budget or BodyBudget()
-            app.add_middleware(BundleApi, output=output, budget=budget)
+            self.states = FleetStates()
+            app.add_middleware(BundleApi, output=output, budget=budget, states=self.states)
+            app.add_middleware(counted, states=self.states)
             app.add_middleware(SignedUploads, budget=budget)
         if nodes is not None:
             app.add_middleware(Registry, file=nodes)

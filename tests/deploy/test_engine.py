@@ -33,6 +33,9 @@ def test_a_run_ends_as_on_the_local_engine(words, server, command):
         code, said, folder = command(*words, "rounds=6", f"engine.address={server}")
     assert code == 0
     assert "takes no part unless one goes: there are nodes=2" in " ".join(said.out.split())
+    ids = [str(each["node"]) for each in json.loads((folder / "nodes.json").read_text())["nodes"]]
+    assert min(map(len, ids)) > 15
+    assert not any(each in said.out + said.err for each in ids)
     _, _, local = command(*words, "rounds=6", "engine=local", "engine.workers=1")
     here, there = result_of(folder), result_of(local)
     for key in ("accuracy", "loss", "uplink_bytes", "downlink_bytes", "client_updates", "ended"):

@@ -139,6 +139,7 @@ def test_nodes_are_registered_and_revoked(tool, tmp_path):
         fleet = FleetClient(server.address, key, root_certificates=tmp_path / "keys" / "ca.crt")
         member = Membership(fleet, NodeFolder(tmp_path / "node"), registers=False)
         member.enter()
+        assert (member.ask(), member.name) == (int(number), "kitchen")
         member.leave()
         fleet.close()
 

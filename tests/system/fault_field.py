@@ -92,10 +92,10 @@ class Field(Processes):
 
     def __enter__(self) -> Field:
         try:
-            self._call("server", "127.0.0.1")
-            self._call("node", *NAMES[: self.count])
+            self.call("server", "127.0.0.1")
+            self.call("node", *NAMES[: self.count])
             self.begin_server()
-            self._call("register", *NAMES[: self.count])
+            self.call("register", *NAMES[: self.count])
             for index in range(self.count):
                 self._give_disk(self.state(index))
                 self.begin_node(index)
@@ -117,7 +117,8 @@ class Field(Processes):
             subprocess.run(["mount", "-t", "tmpfs", *size, "none", str(folder)], check=True)
             self.stack.callback(subprocess.run, ["umount", "--lazy", str(folder)], check=False)
 
-    def _call(self, *words: str) -> None:
+    def call(self, *words: str) -> None:
+        """Run `edgewire.deploy.keys` with these words. Raises `RuntimeError` if it fails."""
         where = ["--keys", str(self.keys), "--superlink", f"127.0.0.1:{self.port}"]
         with redirect_stdout(sys.stderr):
             code = keys([*where, *words])

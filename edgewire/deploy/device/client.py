@@ -110,7 +110,7 @@ class FleetClient:
         return self._http.get(self._base + path, headers=self._signed())
 
     def pull(
-        self, request: fleet_pb2.PullMessagesRequest
+        self, request: fleet_pb2.PullMessagesRequest, telemetry: bytes = b""
     ) -> tuple[fleet_pb2.PullMessagesResponse, dict[str, bytes]]:
         """Return the next message and its objects by their ids.
 
@@ -119,7 +119,7 @@ class FleetClient:
         """
         self.counted_until = time.monotonic() + COUNTED
         try:
-            content = self._bundled("pull", request.node.node_id, WAIT, self._number)
+            content = self._bundled("pull", request.node.node_id, WAIT, self._number + telemetry)
         except BaseException:
             self.counted_until = 0.0
             raise

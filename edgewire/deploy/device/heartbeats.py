@@ -23,6 +23,7 @@ from edgewire.deploy.device.backoff import clock_trouble
 from edgewire.deploy.device.client import BUNDLED, NOT_ACTIVATED, FleetClient, ServerRefusal
 from edgewire.deploy.device.node_folder import NodeFolder, known_id
 from edgewire.deploy.sd_notify import ALIVE, READY, notify
+from edgewire.machine.errors import one_line
 from edgewire.machine.liveness import INTERVAL
 
 STILL = 300.0  # seconds without any work, outside of the app, after which systemd ends the node
@@ -36,7 +37,8 @@ log = getLogger("edgewire")
 class Membership:
     """Keeps a node online at its server. After `stop` or `leave` this object sends nothing.
 
-    `active`: whether the server counts this node as online, as far as the node knows.
+    `active`: whether the server counts this node as online, as far as the node knows. `name` and
+    `takes_telemetry`: what the server has told of itself and this node (`ask`).
     `registers`: the node has made its own key, so it registers the key itself. `beats`: seconds
     between two heartbeats. This object sends no heartbeat before the time `fleet.counted_until`,
     because the server counts the node as online until then.
@@ -54,6 +56,7 @@ class Membership:
         self._stopped = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self.node_id, self.active, self.in_app = 0, False, False
+        self.name, self.takes_telemetry = "", False
         self._used, self._moved = 0.0, time.monotonic()  # processor time of the other threads
 
     @property
@@ -80,7 +83,7 @@ class Membership:
             try:
                 self.node_id = fleet.call(request, ActivateNodeResponse).node_id
             except ServerRefusal as error:
-                if error.code != NOT_ACTIVATED or not self._goes_on(self._known_there()):
+                if error.code != NOT_ACTIVATED or not self._goes_on(self.ask()):
                     raise
             self._node_folder.remember(fleet.address, fleet.public_key, self.node_id)
         self.active = True
@@ -107,10 +110,13 @@ class Membership:
             if error.code != _KEY_IN_USE:
                 raise
 
-    def _known_there(self) -> int:
-        """Return the id that the server has for this node's key; 0 if it does not tell one."""
+    def ask(self) -> int:
+        """Ask the server for this node's name; return the node's id there, 0 if it tells none."""
         with suppress(ValueError, KeyError, TypeError):  # Flower's SuperLink has no such path
-            return int(self._fleet.get(f"{BUNDLED}/status").json()["node"])
+            said = self._fleet.get(f"{BUNDLED}/status").json()
+            self.name = one_line(str(said.get("name") or ""))
+            self.takes_telemetry = bool(said.get("telemetry"))
+            return int(said["node"])
         return 0
 
     def _goes_on(self, before: int) -> bool:

@@ -27,6 +27,7 @@ from edgewire.deploy.device.deaths import Deaths, NodeDied
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
 from edgewire.deploy.device.node_store import NodeStore
+from edgewire.deploy.device.telemetry import Telemetry
 from edgewire.deploy.device.throttled_log import SERVER_INFORMED, ThrottledLog
 from edgewire.deploy.device.transport import ObjectGone, Transport
 from edgewire.machine.errors import Ended
@@ -40,7 +41,7 @@ class Device:
     """A node; `serve` runs it.
 
     `apps`: the SHA-256 of each app that the node accepts; if it is empty, the node accepts all
-    apps. `wait`: the pauses after failures.
+    apps. `wait`: the pauses after failures. `tells_errors`: see `Telemetry`.
     """
 
     def __init__(
@@ -52,16 +53,19 @@ class Device:
         *,
         apps: Collection[str] = (),
         wait: Wait | None = None,
+        tells_errors: bool = False,
     ) -> None:
         self._fleet, self._node_folder, self._member = fleet, node_folder, member
         self._node_config = node_config
         self._apps = Apps(node_folder.folder / "apps", apps)
         self._fleet_transport = Transport(fleet)
         self._wait, self._failing = wait or Wait(), ThrottledLog()
+        self._telemetry = Telemetry(node_folder.folder, tells_errors)
         self._run: Run | None = None
         self._claim = node_folder.claimed()
         left = "" if self._claim is None else self._claim.message_object_trees[0].object_id
         self._deaths = Deaths(node_folder.database, left)
+        self._known = False  # the node knows the server's calls, and its own name there
         self._written = True  # the current message is on disk
         self._bundle: bytes | None = None  # the reply to the current message, before it is sent
 
@@ -78,6 +82,9 @@ class Device:
                 except WORTH_WAITING as error:
                     if isinstance(error, ServerRefusal) and error.status in (401, 404, 405, 412):
                         self._member.active = False
+                    if isinstance(error, OSError):  # of the disk; the others are of the network
+                        self._failing.note(error)
+                    self._telemetry.until = 0.0  # perhaps it is another server process
                     self._wait.after(reason_of(error, self._fleet))
         except (Ended, OtherApp):
             self._deaths.spare()
@@ -90,10 +97,19 @@ class Device:
         """
         if not self._member.active:
             self._member.enter()
-            self._fleet_transport.begin()
-            log.info("online at %s as node %d", self._fleet.address, self._member.node_id)
+            self._known = False
+        if not self._known:  # a lost answer is asked for again
+            if self._fleet_transport.begin():
+                self._member.ask()
+            name = self._member.name or f"node {self._member.node_id}"
+            log.info("online at %s as %s", self._fleet.address, name)
+            self._known = True
         if self._claim is None:
-            self._claim, self._written = self._fleet_transport.pull(self._member.node), False
+            telemetry = b""
+            if self._member.takes_telemetry:
+                telemetry = self._telemetry.due(self._failing.error, self._failing.text)
+            self._claim = self._fleet_transport.pull(self._member.node, telemetry)
+            self._written = False
             if self._claim is None:
                 return
         if not self._written:

@@ -49,17 +49,21 @@ class Transport:
         self._bundles = False
         self._came: dict[str, bytes] = {}
 
-    def begin(self) -> None:
-        """Ask the server which calls it offers."""
+    def begin(self) -> bool:
+        """Ask the server which calls it offers; return whether it is this project's server."""
         self._bundles = self._fleet.bundles()
         if not self._bundles:
             log.warning("the server has no bundled calls: plain Fleet calls, which are slower")
+        return self._bundles
 
-    def pull(self, node: ProtoNode) -> PullMessagesResponse | None:
-        """Wait for the next message and return it; return None if none arrives for some time."""
+    def pull(self, node: ProtoNode, telemetry: bytes = b"") -> PullMessagesResponse | None:
+        """Wait for the next message and return it; return None if none arrives for some time.
+
+        `telemetry`: sent by a bundled call only.
+        """
         request = PullMessagesRequest(node=node)
         if self._bundles:
-            response, self._came = self._fleet.pull(request)
+            response, self._came = self._fleet.pull(request, telemetry)
         else:
             response = self._fleet.call(request, PullMessagesResponse)
         if response.messages_list:

@@ -6,13 +6,15 @@
     POST /v1/fleet/edgewire/compact/push  store a node's reply with its objects
     POST /v1/runtime/edgewire/pull        wait for replies to a ServerApp; return them with objects
     POST /v1/runtime/edgewire/push        store a ServerApp's messages with their objects
+    GET  /v1/control/edgewire/fleet          JSON: a list of the registered nodes (`NodeState`)
     GET  /v1/control/edgewire/runs/RUN       JSON: the names and sizes of a run's files
     GET  /v1/control/edgewire/runs/RUN/FILE  one of these files, from byte `?start=` on
 
 The body of a node's call begins with a signed header (`edgewire.deploy.signed_header`), which says
 for how many seconds the server may hold a pull. Its bundles are compact
 (`edgewire.deploy.compact_bundle`). In a pull the random number of the node's process follows
-(`edgewire.deploy.server.duplicates`). The response is empty if there is no message, or a bundle
+(`edgewire.deploy.server.duplicates`), and perhaps telemetry
+(`edgewire.deploy.device.telemetry`). The response is empty if there is no message, or a bundle
 with Flower's response as its first part, "response". If the node has not replied to its last
 message, a pull returns that message again. A pull is also a heartbeat.
 
@@ -39,6 +41,7 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,11 +68,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from edgewire.deploy import compact_bundle
 from edgewire.deploy.server import message_store
 from edgewire.deploy.server.access import LIMIT, App, Scope, Send
-from edgewire.deploy.server.duplicates import DuplicateNodes
+from edgewire.deploy.server.duplicates import SIZE, DuplicateNodes
+from edgewire.deploy.server.fleet import FleetStates
 from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply, parts_of_replies
 from edgewire.deploy.server.keyed_condition import KeyedCondition
 from edgewire.deploy.server.large_bodies import LargeBodies, LargeResponse
-from edgewire.deploy.server.node_registry import state_of, status_of
+from edgewire.deploy.server.node_registry import called, state_of, status_of
 from edgewire.deploy.server.redelivery import Redelivery
 from edgewire.deploy.server.run_files import results_of
 from edgewire.deploy.server.signed_uploads import SMALL, BodyBudget, expect_signed, length_of
@@ -97,11 +101,13 @@ class BundleApi:
     """Wraps a SuperLink's ASGI app, and answers this project's own calls.
 
     `output`: the folder that holds each run's folder of results; None: no files are served.
-    `budget`: the memory for the bodies of compact pushes.
+    `budget`: the memory for the bodies of compact pushes. `states`: what is known of the nodes.
     """
 
-    def __init__(self, app: App, output: Path | None, budget: BodyBudget) -> None:
-        self._app, self._output, self._budget = app, output, budget
+    def __init__(
+        self, app: App, output: Path | None, budget: BodyBudget, states: FleetStates
+    ) -> None:
+        self._app, self._output, self._budget, self._states = app, output, budget, states
         self._large = LargeBodies()
         self._bell, self._handed, self._twins = KeyedCondition(), Redelivery(), DuplicateNodes()
         self._arriving = IncompleteReplies()
@@ -113,6 +119,7 @@ class BundleApi:
             ("POST", f"/v1/fleet/{OURS}/compact/pull"): self._node_pulls,
             ("POST", f"/v1/fleet/{OURS}/compact/push"): self._node_pushes,
             ("POST", "/v1/fleet/push-messages"): self._other_node_pushes,
+            ("GET", f"/v1/control/{OURS}/fleet"): self._fleet,
             ("POST", f"/v1/runtime/{OURS}/pull"): self._server_pulls,
             ("POST", f"/v1/runtime/{OURS}/push"): self._server_pushes,
             ("POST", OTHER_PUSH): self._server_pushes,
@@ -132,6 +139,7 @@ class BundleApi:
         if scope["type"] == "lifespan":  # uvicorn would log a line for each request
             logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
             TaskProcesses(state_of(scope))
+            self._twins.called = partial(called, state=state_of(scope))
         answer = self._route(scope) if scope["type"] == "http" else None
         if answer is None:
             await self._app(scope, receive, send)
@@ -159,12 +167,18 @@ class BundleApi:
         state = get_linkstate(request)
         return JSONResponse(await run_in_threadpool(status_of, asks.public_key, state))
 
+    async def _fleet(self, request: Request) -> Response:
+        found = await run_in_threadpool(self._states.all, get_linkstate(request))
+        return JSONResponse([asdict(each) for each in found])
+
     async def _node_pulls(self, request: Request) -> Response:
         signed, pieces = await _read_signed(request)
-        number = await self._large.joined(pieces)
+        rest = await self._large.joined(pieces)
+        number, telemetry = rest[:SIZE], rest[SIZE:]
         node, state = signed.node_id, get_linkstate(request)
         if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state) is not None):
             raise HTTPException(409, "another node is online with this key")
+        self._states.pulled(node, signed.stamp, telemetry)
         await run_in_threadpool(message_store.mark_online, node, state)
         wanted = PullMessagesRequest(node=Node(node_id=node))
 
@@ -222,7 +236,9 @@ class BundleApi:
             )
         except ValueError as error:
             raise HTTPException(400, f"this reply is not taken: {error}") from error
-        self._bell.ring(("run", pushed.messages_list[0].metadata.run_id))
+        reply = pushed.messages_list[0]
+        self._states.replied(asks, reply.metadata.message_id, reply.HasField("error"))
+        self._bell.ring(("run", reply.metadata.run_id))
         return Response(response.SerializeToString(), media_type=PROTOBUF)
 
     async def _flowers(

@@ -36,7 +36,12 @@ class _Processes:
 
 
 class DuplicateNodes:
-    """Decides which of a node's processes gets messages. `clock`: returns the time in seconds."""
+    """Decides which of a node's processes gets messages. `clock`: returns the time in seconds.
+
+    `called`: returns what the log calls the node with an id.
+    """
+
+    called: Callable[[int], str] = "node {}".format
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -59,9 +64,9 @@ class DuplicateNodes:
             if number in processes.before and (when - processes.when < GONE or busy()):
                 if not processes.logged:
                     log.warning(
-                        "two nodes are online with the key of node %d: the one that came first "
+                        "two nodes are online with the key of %s: the one that came first "
                         "gets no messages; give each a key of its own",
-                        node,
+                        self.called(node),
                     )
                 processes.logged = True
                 return True

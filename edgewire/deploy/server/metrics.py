@@ -24,6 +24,7 @@ from starlette.responses import PlainTextResponse
 from edgewire.deploy.certificates import end_of
 from edgewire.deploy.sd_notify import ALIVE, notify
 from edgewire.deploy.server.access import App, Scope, Send
+from edgewire.deploy.server.fleet import FleetStates, NodeState
 from edgewire.deploy.server.node_registry import OFFLINE, ONLINE, state_of
 from edgewire.deploy.server.run_files import is_plain
 
@@ -36,6 +37,20 @@ BOUNDS = ("0.005", "0.02", "0.1", "0.5", "2", "10", "60", "+Inf")  # seconds of 
 TAIL = 1 << 16  # bytes at the end of a history that hold its last row
 POLL = "/v1/runtime/acquire-task"
 FORMAT = "text/plain; version=0.0.4; charset=utf-8"  # of the metrics
+MOST_NODES = 2000  # if there are more nodes, single ones have no metrics
+# Metrics of a node by the fields of `NodeState`: without the prefix edgewire_node_, and what it is.
+NODE = {
+    "last_seen": ("last_seen_timestamp_seconds", "when a node last sent a request"),
+    "clock_offset": ("clock_offset_seconds", "by how much a node's clock is ahead"),
+    "failures": ("failures_total", "error replies of a node"),
+    "streak": ("failure_streak", "error replies of a node since its last usable reply"),
+    "uplink_bytes": ("uplink_bytes_total", "bytes of a node's requests"),
+    "downlink_bytes": ("downlink_bytes_total", "bytes of the responses to a node"),
+    "free_disk": ("disk_free_bytes", "free space of a node's disk"),
+    "temperature": ("temperature_celsius", "of a node's hottest part"),
+    "undervoltage": ("undervoltage", "1 if a node's supply is too weak"),
+}
+ABOUT = ("edgewire", "flower", "python", "error")  # fields that are texts
 Samples = Iterable[tuple[str, float]]  # (what follows the metric's name, value)
 
 
@@ -43,11 +58,14 @@ class Monitor:
     """Wraps a SuperLink's ASGI app: measures it, answers the two calls, and tells systemd.
 
     `output`: the folder that holds each run's folder; `certificate`: the server's, or None.
+    `states`: what is known of the nodes.
     """
 
-    def __init__(self, app: App, output: Path, certificate: Path | None) -> None:
-        self._app, self._output, self._certificate = app, output, certificate
-        self._polled = time.monotonic()
+    def __init__(
+        self, app: App, output: Path, certificate: Path | None, states: FleetStates
+    ) -> None:
+        self._app, self._output, self._certificate, self._states = app, output, certificate, states
+        self._polled, self._began = time.monotonic(), time.time()
         self._lags = deque([(self._polled, 0.0)])  # (time, seconds by which a sleep was too long)
         self._requests, self._seconds = Counter[str](), 0.0  # requests up to each of `BOUNDS`
         self._moved: dict[str, tuple[int, float]] = {}  # run -> its traffic in bytes, since when
@@ -100,25 +118,29 @@ class Monitor:
 
     def _end(self) -> float:
         """Return when the certificate ends, as a time stamp; 0 if it cannot be read."""
-        with suppress(OSError, ValueError, AttributeError):
-            return end_of(self._certificate).timestamp()
+        with suppress(OSError, ValueError):
+            return end_of(self._certificate).timestamp() if self._certificate else 0.0
         return 0.0
 
     def _metrics(self, scope: Scope) -> PlainTextResponse:
         lines = []
         for name, text, samples in self._families(state_of(scope)):
-            kind = "histogram" if name == "request_seconds" else "gauge"
+            kind = "counter" if name.endswith("_total") else "gauge"
+            kind = "histogram" if name == "request_seconds" else kind
             lines += [f"# HELP edgewire_{name} {text}", f"# TYPE edgewire_{name} {kind}"]
-            lines += [f"edgewire_{name}{rest} {value}" for rest, value in samples]
+            lines += [f"edgewire_{name}{rest} {float(value)}" for rest, value in samples]
         return PlainTextResponse("\n".join(lines) + "\n", headers={"content-type": FORMAT})
 
     def _families(self, state: Any) -> Iterator[tuple[str, str, Samples]]:
         """Yield each metric's name, its description and its samples."""
         disk, lag = shutil.disk_usage(self._output), max(lag for _, lag in self._lags.copy())
-        states = Counter({ONLINE: 0, OFFLINE: 0})
-        states.update(each.status for each in state.get_node_info())
-        runs = self._runs(state)
-        yield "healthy", "1 if /healthz is ok", [("", int(not any(self._faults())))]
+        nodes, runs = self._states.all(state), self._runs(state)
+        counts = Counter({ONLINE: 0, OFFLINE: 0})
+        counts.update(each.status for each in nodes)
+        for each in nodes:  # one that has been silent since before this process began
+            if each.status == OFFLINE and each.last_seen is None:
+                each.last_seen = self._began
+        yield "healthy", "1 if /healthz is ok", [("", not any(self._faults()))]
         yield "loop_lag_seconds", "longest lag of the event loop in 30 s", [("", lag)]
         yield "disk_free_bytes", "free space of the results' disk", [("", disk.free)]
         yield "disk_size_bytes", "size of the results' disk", [("", disk.total)]
@@ -126,17 +148,31 @@ class Monitor:
             text = "when the server's certificate ends"
             yield "certificate_end_timestamp_seconds", text, [("", self._end())]
         yield "request_seconds", "duration of requests, without pulls", self._histogram()
-        counts = [(label("state", each), count) for each, count in states.items()]
-        yield "nodes", "nodes by their state", counts
-        rounds = [(run, last) for run, (last, _) in runs.items()]
+        states = ((labels(state=each), count) for each, count in counts.items())
+        yield "nodes", "nodes by their state", states
+        rounds = ((run, last) for run, (last, _) in runs.items())
         yield "run_round", "last round of an unfinished run", rounds
         text = "when a message of an unfinished run last went to a node or came from one"
-        moved = [(run, when) for run, (_, when) in runs.items()]
+        moved = ((run, when) for run, (_, when) in runs.items())
         yield "run_last_progress_timestamp_seconds", text, moved
+        if len(nodes) <= MOST_NODES:
+            yield from self._nodes(nodes)
+
+    def _nodes(self, nodes: list[NodeState]) -> Iterator[tuple[str, str, Samples]]:
+        named = {each.name or str(each.node): each for each in nodes}
+        known = {labels(node=name): each for name, each in named.items()}
+        for field, (name, text) in NODE.items():
+            values = ((node, getattr(each, field)) for node, each in known.items())
+            yield f"node_{name}", text, (each for each in values if each[1] is not None)
+        online = ((node, each.status == ONLINE) for node, each in known.items())
+        yield "node_online", "1 if a node is online", online
+        about = ({f: getattr(each, f) for f in ABOUT} | {"node": n} for n, each in named.items())
+        text = "versions of a node, and the kind of its last error"
+        yield "node_info", text, ((labels(**each), 1) for each in about)
 
     def _histogram(self) -> Samples:
         for bound in BOUNDS:
-            yield f"_bucket{label('le', bound)}", self._requests[bound]
+            yield f"_bucket{labels(le=bound)}", self._requests[bound]
         yield "_sum", self._seconds
         yield "_count", self._requests[BOUNDS[-1]]
 
@@ -149,21 +185,25 @@ class Monitor:
             if self._moved.get(name, (-1, 0.0))[0] != size:
                 self._moved[name] = size, time.monotonic()
             when = time.time() - time.monotonic() + self._moved[name][1]
-            found[label("run", name)] = self._round(name), when
+            found[labels(run=name)] = self._round(name), when
         return found
 
     def _round(self, run: str) -> int:
         """Return the last round in the history of a run; 0 if there is none yet."""
-        with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
-            path = self._output / run / "history.jsonl"
-            with path.open("rb") as file:
-                file.seek(max(file.seek(0, 2) - TAIL, 0))
-                return int(json.loads(file.read().split(b"\n")[-2])["round"]) * is_plain(run)
+        path = self._output / (run if is_plain(run) else "") / "history.jsonl"
+        with (
+            suppress(OSError, ValueError, KeyError, TypeError, IndexError),
+            path.open("rb") as file,
+        ):
+            file.seek(max(file.seek(0, 2) - TAIL, 0))
+            return int(json.loads(file.read().split(b"\n")[-2])["round"])
         return 0
 
 
-def label(name: str, value: str) -> str:
-    """Return a label in the text format, whatever its value is: it is cut to 64 characters."""
-    shown = "".join(c if c.isprintable() else "?" for c in value[:64])
-    escaped = shown.replace("\\", r"\\").replace('"', r"\"")
-    return f'{{{name}="{escaped}"}}'
+def labels(**given: str) -> str:
+    """Return labels in the text format, whatever their values are: each is cut to 64 characters."""
+    found = []
+    for name, value in given.items():
+        shown = "".join(c if c.isprintable() else "?" for c in value[:64])
+        found.append('{}="{}"'.format(name, shown.replace("\\", r"\\").replace('"', r"\"")))
+    return "{" + ",".join(found) + "}"

@@ -1,5 +1,8 @@
 """Stores the registered nodes in a file, so that they survive a restart of the server.
 
+The file keeps a revoked node that has a name. If another key is registered under this name, it gets
+the id of the revoked node, and so its place in every run.
+
 This replaces a SuperLink's database, which executes 240 statements per message. With small messages
 these statements take most of a round's time. A run's rows would be useless after a restart, because
 its ServerApp is gone, and a resumed run is a new run. So the SuperLink holds its state in memory,
@@ -38,6 +41,7 @@ class Registry:
         """Forward a request; after a change of the nodes, save them before the response is sent."""
         if scope["type"] == "lifespan":
             restore(state_of(scope), self._file)
+            keep_ids(state_of(scope))
         elif scope["type"] == "http" and scope["path"] in CHANGING:
             state = state_of(scope)
 
@@ -72,7 +76,8 @@ def save(state: Any, file: Path) -> None:
             # Flower stores the key of an unregistered node, and refuses to register that key again.
             if each.status == GONE and known.get(each.public_key) == each.node_id:
                 del known[each.public_key]
-        nodes = [MessageToDict(each) for each in state.nodes.values() if each.status != GONE]
+        kept = [each for each in state.nodes.values() if each.status != GONE or each.name]
+        nodes = [MessageToDict(each) for each in kept]
     write_file(file, json.dumps(nodes, indent=1).encode())
 
 
@@ -84,10 +89,34 @@ def restore(state: Any, file: Path) -> None:
     for node in load(file):
         if node.status == ONLINE:
             node.status, node.online_until = OFFLINE, 0.0
+        _add(node, state)
+
+
+def keep_ids(state: Any) -> None:
+    """Let an in-memory state give a new node the id of the revoked node with the same name."""
+    create = state.create_node
+
+    def create_node(*given: Any, **options: Any) -> int:
         with state.lock:
-            state.nodes[node.node_id] = node
+            node = state.nodes[create(*given, **options)]
+            same = (each for each in state.nodes.values() if each.status == GONE)
+            if node.name and (before := next((s for s in same if s.name == node.name), None)):
+                del state.nodes[node.node_id]
+                state.owner_to_node_ids[node.owner_aid].remove(node.node_id)
+                # A grid lists its nodes by the time of registration.
+                node.node_id, node.registered_at = before.node_id, before.registered_at
+            _add(node, state)
+        return int(node.node_id)
+
+    state.create_node = create_node
+
+
+def _add(node: NodeInfo, state: Any) -> None:
+    with state.lock:
+        state.nodes[node.node_id] = node
+        if node.status != GONE:
             state.node_public_key_to_node_id[node.public_key] = node.node_id
-            state.owner_to_node_ids.setdefault(node.owner_aid, set()).add(node.node_id)
+        state.owner_to_node_ids.setdefault(node.owner_aid, set()).add(node.node_id)
 
 
 def load(file: Path) -> list[NodeInfo]:
@@ -103,15 +132,22 @@ def load(file: Path) -> list[NodeInfo]:
 def status_of(public_key: bytes, state: Any) -> dict[str, Any]:
     """Return the status of the node with this public key, as JSON for the node.
 
-    For a registered node the JSON holds the node's id and status, and the versions of Flower and
-    Python on the server.
+    For a registered node the JSON holds the node's id, name ("": none) and status, that this server
+    takes telemetry, and the versions of Flower and Python here.
     """
     number = state.get_node_id_by_public_key(public_key)
     found = [] if number is None else state.get_node_info(node_ids=[number])
     if not found:
         return {"registered": False}
     versions = {"flwr": installed(), "python": platform.python_version()}
-    return {"registered": True, "node": number, "status": found[0].status, **versions}
+    about = {"node": number, "name": found[0].name, "status": found[0].status, "telemetry": True}
+    return {"registered": True, **about, **versions}
+
+
+def called(node: int, state: Any) -> str:
+    """Return what the log calls the node with this id: by its name, or else by its id."""
+    found = state.get_node_info(node_ids=[node])
+    return f"node {(found and found[0].name) or node}"
 
 
 def state_of(scope: Scope) -> Any:

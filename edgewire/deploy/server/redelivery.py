@@ -24,6 +24,7 @@ from flwr.common.constant import Status
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 
 from edgewire.deploy.server import steady_clock
+from edgewire.deploy.server.node_registry import called
 
 MOST = 5  # processes of a node that get a message and send no reply
 log = getLogger("edgewire")
@@ -63,7 +64,8 @@ class Redelivery:
             if _is_open(message_id, response.messages_list[0].metadata, state):
                 if not process or len(self._processes.get(message_id, set()) | {process}) <= MOST:
                     return response
-                log.warning("node %d got a message %d times and died: it fails", node, MOST)
+                name = called(node, state)
+                log.warning("%s got a message %d times and died: it fails", name, MOST)
                 state.delete_messages({message_id})
                 state.object_store.delete(message_id)
             self.replied(node, message_id)

@@ -30,6 +30,7 @@ from google.protobuf.message import Message
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
+from edgewire.deploy.device.telemetry import MOST as TELEMETRY
 from edgewire.deploy.server.access import FLEET, LIMIT, App, Scope, Send, refuse
 from edgewire.deploy.server.duplicates import SIZE
 from edgewire.deploy.signed_header import LONGEST
@@ -38,7 +39,7 @@ from edgewire.machine.surroundings import free_memory
 SMALL = 1 << 16  # bytes of the largest body of a call that is not listed in `LARGEST`
 COMPACT_CALLS = f"{FLEET}edgewire/compact/"
 LARGEST = {
-    f"{COMPACT_CALLS}pull": LONGEST + SIZE,
+    f"{COMPACT_CALLS}pull": LONGEST + SIZE + TELEMETRY,
     f"{COMPACT_CALLS}push": LIMIT,
     f"{FLEET}push-messages": 1 << 23,  # the names of 65,536 objects
     f"{FLEET}push-object": LIMIT,

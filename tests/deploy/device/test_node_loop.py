@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from flwr.app import Message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
@@ -231,6 +232,25 @@ def test_any_call_may_fail(bundled, fault, world):
             w.faults[call] += [fault]
         assert w.steps(len(CALLS[bundled]) + 2)
     assert w.is_as_expected()
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_what_the_server_tells_is_asked_for_until_it_has_come(lost, world, monkeypatch):
+    """The answer about the server's calls gets lost, or the one about the node, or neither."""
+    w, get, asked = world(bundled=True), FleetClient.get, []
+
+    def failing(self, path):
+        asked.append(path)
+        if len(asked) == lost:
+            raise httpx.ReadError("lost")
+        return get(self, path)
+
+    monkeypatch.setattr(FleetClient, "get", failing)
+    assert len(w.steps(3)) == (lost > 0)
+    w.exchange(2)
+    assert w.is_as_expected()
+    assert asked[-2:] == ["edgewire", "edgewire/status"]
+    assert "pull-messages" not in w.calls  # plain calls take longer
 
 
 @pytest.mark.parametrize("bundled", [False, True])
