@@ -1,5 +1,7 @@
+import socket
 import sys
 from collections import defaultdict
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -112,3 +114,23 @@ def servers():
 def superlink(servers):
     """Return a server with Flower's calls alone."""
     return servers[0]
+
+
+@pytest.fixture(params=["file", "abstract"])
+def notified(request, tmp_path, monkeypatch):
+    """Return a function that returns what this process has told systemd since its last call."""
+    name = str(tmp_path / "notify")
+    at = f"@{name}" if request.param == "abstract" else name
+    monkeypatch.setenv("NOTIFY_SOCKET", at)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
+        there.bind(at.replace("@", "\0"))
+        there.setblocking(False)
+
+        def received():
+            found = []
+            with suppress(BlockingIOError):
+                while True:
+                    found.append(there.recv(999).decode())
+            return found
+
+        yield received

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import httpx
 import uvicorn
@@ -34,6 +35,7 @@ from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.api import BundleApi
 from edgewire.deploy.server.connections import uvicorn_options
 from edgewire.deploy.server.fleet import FleetStates, counted
+from edgewire.deploy.server.metrics import Monitor
 from edgewire.deploy.server.node_registry import Registry
 from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 from edgewire.deploy.signed_header import headers, sign_header
@@ -56,6 +58,9 @@ class Server:
             app.add_middleware(BundleApi, output=output, budget=budget, states=self.states)
             app.add_middleware(counted, states=self.states)
             app.add_middleware(SignedUploads, budget=budget)
+            cert = None if keys is None else keys / "server.crt"
+            folder = Path() if output is None else output
+            app.add_middleware(Monitor, output=folder, certificate=cert, states=self.states)
         if nodes is not None:
             app.add_middleware(Registry, file=nodes)
         app.add_middleware(LocalOnly, closed=False)

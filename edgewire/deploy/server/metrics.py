@@ -58,7 +58,8 @@ class Monitor:
     """Wraps a SuperLink's ASGI app: measures it, answers the two calls, and tells systemd.
 
     `output`: the folder that holds each run's folder; `certificate`: the server's, or None.
-    `states`: what is known of the nodes.
+    `states`: what is known of the nodes. `lags`: for the last 30 s (`WINDOW`) the time of each look
+    at the event loop, and the seconds by which it came too late.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Monitor:
     ) -> None:
         self._app, self._output, self._certificate, self._states = app, output, certificate, states
         self._polled, self._began = time.monotonic(), time.time()
-        self._lags = deque([(self._polled, 0.0)])  # (time, seconds by which a sleep was too long)
+        self.lags = deque([(self._polled, 0.0)])
         self._requests, self._seconds = Counter[str](), 0.0  # requests up to each of `BOUNDS`
         self._moved: dict[str, tuple[int, float]] = {}  # run -> its traffic in bytes, since when
 
@@ -93,9 +94,9 @@ class Monitor:
         while True:
             due = time.monotonic() + TICK
             await asyncio.sleep(TICK)
-            self._lags.append((now := time.monotonic(), now - due))
-            while self._lags[0][0] < now - WINDOW:
-                self._lags.popleft()
+            self.lags.append((now := time.monotonic(), now - due))
+            while self.lags[0][0] < now - WINDOW:
+                self.lags.popleft()
             if now - told >= PINGS:
                 notify(ALIVE)
                 told = now
@@ -106,7 +107,7 @@ class Monitor:
 
     def _faults(self) -> Iterator[str]:
         """Yield a line for each fault of this server."""
-        lags = [lag for _, lag in self._lags.copy()]
+        lags = [lag for _, lag in self.lags.copy()]
         if max(lags) > LONG_LAG or min(lags) > LASTING_LAG:
             yield f"the event loop lags by {max(lags):.1f} s: is this machine too slow?"
         if (free := shutil.disk_usage(self._output).free) < LEAST_DISK:
@@ -133,7 +134,7 @@ class Monitor:
 
     def _families(self, state: Any) -> Iterator[tuple[str, str, Samples]]:
         """Yield each metric's name, its description and its samples."""
-        disk, lag = shutil.disk_usage(self._output), max(lag for _, lag in self._lags.copy())
+        disk, lag = shutil.disk_usage(self._output), max(lag for _, lag in self.lags.copy())
         nodes, runs = self._states.all(state), self._runs(state)
         counts = Counter({ONLINE: 0, OFFLINE: 0})
         counts.update(each.status for each in nodes)
@@ -159,7 +160,7 @@ class Monitor:
             yield from self._nodes(nodes)
 
     def _nodes(self, nodes: list[NodeState]) -> Iterator[tuple[str, str, Samples]]:
-        named = {each.name or str(each.node): each for each in nodes}
+        named = {shown(each.name or str(each.node)): each for each in nodes}
         known = {labels(node=name): each for name, each in named.items()}
         for field, (name, text) in NODE.items():
             values = ((node, getattr(each, field)) for node, each in known.items())
@@ -201,9 +202,11 @@ class Monitor:
 
 
 def labels(**given: str) -> str:
-    """Return labels in the text format, whatever their values are: each is cut to 64 characters."""
-    found = []
-    for name, value in given.items():
-        shown = "".join(c if c.isprintable() else "?" for c in value[:64])
-        found.append('{}="{}"'.format(name, shown.replace("\\", r"\\").replace('"', r"\"")))
-    return "{" + ",".join(found) + "}"
+    """Return labels in the text format, whatever their values are."""
+    escaped = {n: shown(v).replace("\\", r"\\").replace('"', r"\"") for n, v in given.items()}
+    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}"
+
+
+def shown(text: str) -> str:
+    """Return at most 64 characters of a text, with "?" for each that is not printable."""
+    return "".join(c if c.isprintable() else "?" for c in text[:64])

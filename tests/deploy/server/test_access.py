@@ -18,6 +18,7 @@ NOT_FOR_NODES = [
     "/", "/docs", "/openapi.json", "/health", "/v1/control/start-run", "/v1/control/list-nodes",
     "/v1/control/edgewire/runs/a", "/v1/runtime/pull-object", "/v1/runtime/edgewire/push",
     "/v1/fleet", "//v1/fleet/x", "/V1/FLEET/x", "/v1/control/x?/v1/fleet/", "/v1/responses",
+    "/metrics", "/healthz",
 ]  # fmt: skip
 REGISTERING = ["/v1/fleet/register-node", "/v1/fleet/unregister-node", "/v1/fleet/register-node/"]
 
