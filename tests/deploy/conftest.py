@@ -1,5 +1,6 @@
 import socket
 import sys
+import uuid
 from collections import defaultdict
 from contextlib import suppress
 
@@ -116,14 +117,13 @@ def superlink(servers):
     return servers[0]
 
 
-@pytest.fixture(params=["file", "abstract"])
-def notified(request, tmp_path, monkeypatch):
-    """Return a function that returns what this process has told systemd since its last call."""
-    name = str(tmp_path / "notify")
-    at = f"@{name}" if request.param == "abstract" else name
-    monkeypatch.setenv("NOTIFY_SOCKET", at)
+@pytest.fixture
+def notified(monkeypatch):
+    """Return a function that returns what processes have told systemd since its last call."""
+    name = f"edgewire-{uuid.uuid4().hex}"
+    monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
-        there.bind(at.replace("@", "\0"))
+        there.bind(f"\0{name}")
         there.setblocking(False)
 
         def received():

@@ -48,9 +48,19 @@ class Server:
     `bundling`: whether it has the project's own calls, which send a whole message in one request.
     `keys`: the folder that `edgewire.deploy.keys` writes, for TLS. `nodes`: the file of registered
     nodes. `budget`: the memory for large bodies. `kept`: seconds that idle connections stay open.
+    `certificate`: the file that the metrics watch, if it is not that of `keys`.
     """
 
-    def __init__(self, bundling=True, output=None, keys=None, nodes=None, budget=None, kept=5):
+    def __init__(
+        self,
+        bundling=True,
+        output=None,
+        keys=None,
+        nodes=None,
+        budget=None,
+        kept=5,
+        certificate=None,
+    ):
         self.app = app = create_app()
         if bundling:
             budget = budget or BodyBudget()
@@ -58,7 +68,7 @@ class Server:
             app.add_middleware(BundleApi, output=output, budget=budget, states=self.states)
             app.add_middleware(counted, states=self.states)
             app.add_middleware(SignedUploads, budget=budget)
-            cert = None if keys is None else keys / "server.crt"
+            cert = certificate or (keys and keys / "server.crt")
             folder = Path() if output is None else output
             app.add_middleware(Monitor, output=folder, certificate=cert, states=self.states)
         if nodes is not None:
