@@ -63,7 +63,9 @@ def parser() -> argparse.ArgumentParser:
         epilog=more,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_options(made)
+    made.add_argument("--keys", type=Path, default=Path("keys"), help="the folder (%(default)s)")
+    made.add_argument("--superlink", default="127.0.0.1:8000", help="HOST:PORT (%(default)s)")
+    made.add_argument("--insecure", action="store_true", help="the SuperLink has no TLS")
     kinds = made.add_subparsers(required=True, metavar="COMMAND")
     server = kinds.add_parser("server", help="make a CA and the server's certificate")
     server.add_argument("names", nargs="*", help="its names and addresses, as nodes will say them")
@@ -82,13 +84,6 @@ def parser() -> argparse.ArgumentParser:
     app.add_argument("packages", nargs="*", help="the packages of runs with packages=")
     app.set_defaults(call=_app)
     return made
-
-
-def add_options(made: argparse.ArgumentParser) -> None:
-    """Add the options that name a SuperLink (`connected`)."""
-    made.add_argument("--keys", type=Path, default=Path("keys"), help="the folder (%(default)s)")
-    made.add_argument("--superlink", default="127.0.0.1:8000", help="HOST:PORT (%(default)s)")
-    made.add_argument("--insecure", action="store_true", help="the SuperLink has no TLS")
 
 
 def _app(given: argparse.Namespace) -> list[str]:
@@ -148,23 +143,17 @@ def _list(given: argparse.Namespace) -> list[str]:
 
 
 @contextmanager
-def connected(given: argparse.Namespace) -> Iterator[Superlink]:
-    """Yield the SuperLink that the options name.
+def _asked(given: argparse.Namespace) -> Iterator[ControlHttpClient]:
+    """Yield a client of the SuperLink that the options name.
 
     Raises `EngineError` with a one-line message if the SuperLink refuses a call or is lost.
     """
     root = None if given.insecure else str(given.keys / f"{CA}.crt")
     with (
         closing(Superlink(given.superlink, root, ("--superlink ", "--keys: "))) as superlink,
+        closing(superlink.control()) as control,
         one_line_errors(given.superlink),
     ):
-        yield superlink
-
-
-@contextmanager
-def _asked(given: argparse.Namespace) -> Iterator[ControlHttpClient]:
-    """Yield a client of that SuperLink's Control API; see `connected`."""
-    with connected(given) as superlink, closing(superlink.control()) as control:
         yield control
 
 

@@ -34,7 +34,7 @@ from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.api import BundleApi
 from edgewire.deploy.server.connections import uvicorn_options
-from edgewire.deploy.server.fleet import FleetStates, counted
+from edgewire.deploy.server.fleet import FleetStates
 from edgewire.deploy.server.metrics import Monitor
 from edgewire.deploy.server.node_registry import Registry
 from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
@@ -66,7 +66,6 @@ class Server:
             budget = budget or BodyBudget()
             self.states = FleetStates()
             app.add_middleware(BundleApi, output=output, budget=budget, states=self.states)
-            app.add_middleware(counted, states=self.states)
             app.add_middleware(SignedUploads, budget=budget)
             cert = certificate or (keys and keys / "server.crt")
             folder = Path() if output is None else output

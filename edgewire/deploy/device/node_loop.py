@@ -59,8 +59,8 @@ class Device:
         self._node_config = node_config
         self._apps = Apps(node_folder.folder / "apps", apps)
         self._fleet_transport = Transport(fleet)
-        self._wait, self._failing = wait or Wait(), ThrottledLog()
         self._telemetry = Telemetry(node_folder.folder, tells_errors)
+        self._wait, self._failing = wait or Wait(), ThrottledLog(self._telemetry.failed)
         self._run: Run | None = None
         self._claim = node_folder.claimed()
         left = "" if self._claim is None else self._claim.message_object_trees[0].object_id
@@ -83,7 +83,7 @@ class Device:
                     if isinstance(error, ServerRefusal) and error.status in (401, 404, 405, 412):
                         self._member.active = False
                     if isinstance(error, OSError):  # of the disk; the others are of the network
-                        self._failing.note(error)
+                        self._telemetry.failed(error)
                     self._telemetry.until = 0.0  # perhaps it is another server process
                     self._wait.after(reason_of(error, self._fleet))
         except (Ended, OtherApp):
@@ -105,9 +105,7 @@ class Device:
             log.info("online at %s as %s", self._fleet.address, name)
             self._known = True
         if self._claim is None:
-            telemetry = b""
-            if self._member.takes_telemetry:
-                telemetry = self._telemetry.due(self._failing.error, self._failing.text)
+            telemetry = self._telemetry.due() if self._member.takes_telemetry else b""
             self._claim = self._fleet_transport.pull(self._member.node, telemetry)
             self._written = False
             if self._claim is None:

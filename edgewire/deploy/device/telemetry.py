@@ -6,6 +6,7 @@ by raw deflate.
 
 from __future__ import annotations
 
+import errno
 import json
 import platform
 import shutil
@@ -35,30 +36,37 @@ class Telemetry:
         self._folder, self._tells_errors = folder, tells_errors
         self.until = 0.0  # when to send it again, on `time.monotonic`
         self._sent: Any = None
-        self._versions = {"flower": installed(), "python": platform.python_version()}
+        self._usual = {"flower": installed(), "python": platform.python_version()}
         with suppress(PackageNotFoundError):
-            self._versions["edgewire"] = version("edgewire")
+            self._usual["edgewire"] = version("edgewire")
 
-    def due(self, error: str, text: str) -> bytes:
-        """Return the telemetry every `PERIOD` seconds and after a change, otherwise b"".
+    def failed(self, error: object) -> None:
+        """Note the last error, if this is an exception."""
+        if isinstance(error, BaseException):
+            number = errno.errorcode.get(getattr(error, "errno", None) or 0, "")
+            self._usual["error"] = f"{type(error).__name__} {number}".strip()[:40]
+            if self._tells_errors:
+                text = (c if c.isprintable() else " " for c in str(error)[:80])
+                self._usual["error_text"] = "".join(text)
 
-        `error`, `text`: the kind and the text of the last error, or "". The free space and the
-        temperature change all the time, so they do not count.
+    def due(self) -> bytes:
+        """Return the telemetry every `PERIOD` seconds, and after another kind of error or a change
+        of the voltage; otherwise b"".
         """
         alarms = _numbers(SUPPLIES)
-        said: dict[str, Any] = {**self._versions, "undervoltage": any(alarms) if alarms else None}
-        said |= {"error": error, "error_text": text if self._tells_errors else ""}
-        if said == self._sent and time.monotonic() < self.until:
+        told: dict[str, Any] = self._usual | ({"undervoltage": any(alarms)} if alarms else {})
+        state = told.get("error"), told.get("undervoltage")
+        if state == self._sent and time.monotonic() < self.until:
             return b""
-        self._sent, self.until = dict(said), time.monotonic() + PERIOD
-        said["temperature"] = max((each / 1000 for each in _numbers(TEMPERATURES)), default=None)
+        self._sent, self.until = state, time.monotonic() + PERIOD
+        if heat := _numbers(TEMPERATURES):
+            told = {**told, "temperature": max(heat) / 1000}
         with suppress(OSError):
-            said["free_disk"] = shutil.disk_usage(self._folder).free
-        for length in (80, 40, 20, 0):  # letters take up to four bytes each
-            said["error_text"] = said["error_text"][:length]
-            known = {name: value for name, value in said.items() if value not in (None, "")}
-            line = json.dumps(known, ensure_ascii=False, separators=(",", ":"))
-            if len(packed := zlib.compress(line.encode(errors="replace"), 9, -15)) <= MOST:
+            told = {**told, "free_disk": shutil.disk_usage(self._folder).free}
+        for length in (80, 40, 20, 0):  # a letter takes up to four bytes
+            told = {**told, "error_text": told.get("error_text", "")[:length]}
+            line = json.dumps(told, ensure_ascii=False).encode(errors="replace")
+            if len(packed := zlib.compress(line, 9, -15)) <= MOST:
                 return packed
         return b""
 

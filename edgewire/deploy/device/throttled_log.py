@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import re
+from collections.abc import Callable
 from logging import getLogger
 
-LONGEST = 40, 80  # characters of an error's kind, and of its text
 SERVER_INFORMED = "the server is told so"  # by an error reply
 AGAIN = "messages are answered again; before that there failed"
 log = getLogger("edgewire")
@@ -15,12 +14,11 @@ log = getLogger("edgewire")
 class ThrottledLog:
     """Counts consecutive messages that a node could not answer; logs each change of the reason.
 
-    `error`, `text`: the kind of the last error, such as "ValueError", and its text in one line.
+    `failed`: gets each error.
     """
 
-    error = text = ""
-
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[object], object] = bool) -> None:
+        self._note = failed
         self._failed, self._reason = 0, ""
 
     def say(self, what: str, reason: object = "", error: BaseException | None = None) -> None:
@@ -30,19 +28,12 @@ class ThrottledLog:
         traceback.
         """
         self._failed += 1
-        self.note(error or reason)
+        self._note(error or reason)
         line = f"{what}; {SERVER_INFORMED}{f': {reason}' if str(reason) else ''}"
         kind = re.sub(r"\d+", "", f"{line} {error!r}")  # ignore numbers, which differ each time
         if kind != self._reason:
             log.error("%s", line, exc_info=error)
         self._reason = kind
-
-    def note(self, error: object) -> None:
-        """Set `error` and `text`, if this is an exception."""
-        if isinstance(error, BaseException):
-            number = errno.errorcode.get(getattr(error, "errno", None) or 0, "")
-            self.error = f"{type(error).__name__} {number}".strip()[: LONGEST[0]]
-            self.text = "".join(c if c.isprintable() else " " for c in str(error)[: LONGEST[1]])
 
     def over(self) -> None:
         """Log how many messages have failed, if any, after a success."""

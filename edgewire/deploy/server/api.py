@@ -146,6 +146,11 @@ class BundleApi:
             return
         request = Request(scope, receive)
         response = await http_error_translator(request, answer)
+        asks = getattr(request.state, "protobuf_request", None)  # Flower has authenticated its node
+        if response.status_code == 200 and (node := getattr(asks, "node", None)) is not None:
+            about = self._states.of(node.node_id)
+            about.uplink_bytes += length_of(scope) or 0
+            about.downlink_bytes += int(response.headers["content-length"])
         await response(scope, receive, send)
 
     def _route(self, scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:

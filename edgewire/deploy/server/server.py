@@ -121,7 +121,7 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     Raises `UsageError` if the file of registered nodes is damaged.
     """
     from edgewire.deploy.server.api import BundleApi
-    from edgewire.deploy.server.fleet import FleetStates, counted
+    from edgewire.deploy.server.fleet import FleetStates
     from edgewire.deploy.server.metrics import Monitor
     from edgewire.deploy.server.node_registry import Registry, load
     from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
@@ -132,7 +132,6 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
         (LocalOnly, {"closed": not (options.insecure or options.any_node)}),
         (Monitor, {"output": output, "certificate": certificate, "states": states}),
         (SignedUploads, {"budget": budget}),
-        (counted, {"states": states}),
         (BundleApi, {"output": output, "budget": budget, "states": states}),
     ]
     if not options.insecure:

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import json
 import os
 import sys
 import threading
@@ -14,6 +15,7 @@ from flwr.app import Message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
+from edgewire.deploy import fleet
 from edgewire.deploy.device import client, node_loop
 from edgewire.deploy.device.apps import OtherApp
 from edgewire.deploy.device.backoff import WORTH_WAITING, Wait
@@ -25,6 +27,7 @@ from edgewire.deploy.device.node_loop import Device
 from edgewire.deploy.device.transport import Transport
 from edgewire.machine.errors import Ended
 from edgewire.protocol.choose_grid import bundled
+from edgewire.protocol.flower_releases import installed
 from tests.deploy.damage import DAMAGE
 from tests.deploy.processes import eventually
 from tests.deploy.test_killed import content, expected
@@ -168,6 +171,37 @@ def test_an_app_that_ends_the_process_is_answered(world):
     w.steps(2)
     assert w.reply_to(w.names[0]).error.reason == "SystemExit: on purpose"
     assert w.reply_to(w.names[1]).content["metrics"]["number"] == 1
+
+
+def test_the_operator_sees_the_state_of_a_node(world, capsys):
+    w = world(bundled=True)
+    w.steps()
+    for kind in ("count", "fail", "fail"):
+        w.ask(kind)
+        w.steps(2)
+    words = ["--insecure", "--superlink", w.server.address]
+    assert fleet.main([*words, "--json"]) == 0
+    found = {each["node"]: each for each in json.loads(capsys.readouterr().out)}
+    mine = found[w.member.node_id]
+    assert (mine["status"], mine["failures"], mine["streak"]) == ("online", 2, 2)
+    assert (mine["error"], mine["error_text"]) == ("ZeroDivisionError", "")
+    assert abs(mine["clock_offset"]) < 60 > time.time() - mine["last_seen"] > -1
+    assert mine["flower"] == installed()
+    assert mine["uplink_bytes"] > 1000 < mine["downlink_bytes"]
+    assert fleet.main(words) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(found)
+    (line,) = (each for each in lines if each.startswith(f"{w.member.node_id}  online  "))
+    assert line.index("ZeroDivisionError") == head.index("error")
+
+
+def test_a_superlink_of_flower_has_no_states(world, capsys):
+    w = world()
+    w.steps()
+    assert fleet.main(["--insecure", "--superlink", w.server.address]) == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert f"error: {w.server.address} is no `python -m edgewire.deploy.server`" in error
 
 
 @pytest.mark.parametrize("how", [Ended, OtherApp])

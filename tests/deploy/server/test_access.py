@@ -16,7 +16,8 @@ FOR_NODES = [
 ]
 NOT_FOR_NODES = [
     "/", "/docs", "/openapi.json", "/health", "/v1/control/start-run", "/v1/control/list-nodes",
-    "/v1/control/edgewire/runs/a", "/v1/runtime/pull-object", "/v1/runtime/edgewire/push",
+    "/v1/control/edgewire/runs/a", "/v1/control/edgewire/fleet", "/v1/runtime/edgewire/push",
+    "/v1/runtime/pull-object",
     "/v1/fleet", "//v1/fleet/x", "/V1/FLEET/x", "/v1/control/x?/v1/fleet/", "/v1/responses",
     "/metrics", "/healthz",
 ]  # fmt: skip
