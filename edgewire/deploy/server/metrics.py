@@ -209,4 +209,5 @@ def labels(**given: str) -> str:
 
 def shown(text: str) -> str:
     """Return at most 64 characters of a text, with "?" for each that is not printable."""
-    return "".join(c if c.isprintable() else "?" for c in text[:64])
+    cut = text[:64]
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)

@@ -50,8 +50,9 @@ from tests.deploy.served import FakeNode, Server, question
 
 RULES = ROOT / "edgewire" / "deploy" / "monitoring" / "alerts.yml"
 MINUTES = 30
-# Minutes at which an alert must not fire yet.
-EARLY = {"NodeSilent": 9, "RunStalled": 14, "NodesOffline": 4, "ServerLags": 1, "ServerDown": 1}
+# Minutes at which an alert must not fire yet. Of a node that has ended in order, the server knows
+# only within two minutes when it was there.
+EARLY = {"NodeSilent": 7, "RunStalled": 14, "NodesOffline": 4, "ServerLags": 1, "ServerDown": 1}
 PROCESS = b"1234"  # the number of a node's process
 USUAL = {"temperature": 45, "undervoltage": False, "free_disk": 8e9}  # what a node tells
 FIRING = 'max by (alertname) (ALERTS{alertstate="firing"})'
@@ -112,22 +113,24 @@ class Fleet:
         with patch.object(certificates, "SERVER_DAYS", days):
             make_server(self.keys, ["127.0.0.1"])
 
-    def ask(self) -> Any:
-        """Send a message to the last node; return it as the node gets it."""
-        self.grid.push_messages([question(self.nodes[-1].node.node_id)])
-        return self.nodes[-1].message(process=PROCESS)
+    def ask(self, node: FakeNode) -> Any:
+        """Send a message to a node; return it as the node gets it."""
+        self.grid.push_messages([question(node.node.node_id)])
+        return node.message(process=PROCESS)
 
     def fail(self) -> None:
-        """Let the last node fail three messages."""
+        """Let a node fail three messages."""
+        node = self.nodes[1]
         for _ in range(3):
-            bundle = refused(self.ask(), ValueError())
+            bundle = refused(self.ask(node), ValueError())
             body = compact_bundle.compact(parts_of(bundle, len(bundle)))
-            self.nodes[-1].post("push", self.nodes[-1].signed() + body).raise_for_status()
+            node.post("push", node.signed() + body).raise_for_status()
 
     def fill(self) -> None:
         """Leave 5 % of the server's disk."""
         free = shutil.disk_usage(self.output).free
-        (self.output / "filling").write_bytes(bytes(free - 15_000_000))
+        with (self.output / "filling").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, free - 15_000_000)
 
     def goes_on(self) -> None:
         """Do what happens every second."""
@@ -138,7 +141,7 @@ class Fleet:
                 with shifted(self.ahead if first else 0.0):
                     node.message(process=PROCESS + telemetry)
         if "run" in self.again:
-            self.nodes[-1].reply_to(self.ask(), RecordDict())
+            self.nodes[-1].reply_to(self.ask(self.nodes[-1]), RecordDict())
         with suppress(httpx.TransportError):
             if "poll" in self.again:
                 self.http.post(POLL)
@@ -235,7 +238,7 @@ FAULTS: dict[str, tuple[Callable[[Fleet], object], float, set[str]]] = {
     "3 of 10 nodes offline": (_leave, 0, {"NodesOffline", "NodeSilent"}),
     "a node silent": (lambda fleet: setattr(fleet, "silent", 1), 0, {"NodeSilent"}),
     "a run stalled": (lambda fleet: fleet.again.remove("run"), 0, {"RunStalled"}),
-    "3 failures": (lambda fleet: (fleet.again.remove("run"), fleet.fail()), 0, {"NodeFails"}),
+    "3 failures": (Fleet.fail, 0, {"NodeFails"}),
     "85 degrees": (lambda fleet: fleet.told.update(temperature=85), 0, {"NodeHot"}),
     "clock 150 s behind": (lambda fleet: setattr(fleet, "ahead", -150), 0, {"NodeClockWrong"}),
     "a node's disk full": (lambda fleet: fleet.told.update(free_disk=1e8), 0, {"NodeDiskFull"}),
@@ -276,16 +279,17 @@ def scraped(nodes: int, count: int = 20) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, Served(Path(name), nodes) as served:
         asyncio.run(pulled(served))
         with httpx.Client(verify=served.tls, trust_env=False) as http:
-            seconds, before = [], served.used()["cpu_seconds"]
+            seconds, used = [], []
             for _ in range(count):
-                began = time.perf_counter()
+                began, before = time.perf_counter(), served.used()["cpu_seconds"]
                 size = len(http.get(f"https://127.0.0.1:{served.port}/metrics").content)
                 seconds.append(time.perf_counter() - began)
+                used.append(served.used()["cpu_seconds"] - before)
                 time.sleep(0.5)
-            cpu = served.used()["cpu_seconds"] - before
     return {
         "nodes": nodes, "bytes": size, "median_seconds": round(statistics.median(seconds), 3),
-        "longest_seconds": round(max(seconds), 3), "server_cpu_seconds": round(cpu / count, 3),
+        "longest_seconds": round(max(seconds), 3),
+        "server_cpu_seconds": round(statistics.mean(used), 3),
     }  # fmt: skip
 
 
