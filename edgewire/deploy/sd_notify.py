@@ -12,10 +12,7 @@ ALIVE = "WATCHDOG=1"  # else systemd restarts it after the unit's WatchdogSec
 
 def notify(state: str) -> None:
     """Send systemd a state. This does not wait, and without systemd it does nothing."""
-    path = os.environ.get("NOTIFY_SOCKET", "")
-    if path.startswith("@"):
-        path = f"\0{path[1:]}"  # a socket without a file
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.setblocking(False)
-        if path:
-            sender.sendto(state.encode(), path)
+    if path := os.environ.get("NOTIFY_SOCKET"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            sender.sendto(state.encode(), f"\0{path[1:]}" if path[0] == "@" else path)

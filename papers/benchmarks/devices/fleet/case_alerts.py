@@ -89,9 +89,10 @@ class Fleet:
 
     def __enter__(self) -> Fleet:
         self.output.mkdir()
-        disk = ["mount", "-t", "tmpfs", "-o", "size=300m", "none", str(self.output)]
-        subprocess.run(disk, check=True)
-        self.stack.callback(subprocess.run, ["umount", "--lazy", str(self.output)], check=True)
+        if os.geteuid() == 0:
+            disk = ["mount", "-t", "tmpfs", "-o", "size=300m", "none", str(self.output)]
+            subprocess.run(disk, check=True)
+            self.stack.callback(subprocess.run, ["umount", "--lazy", str(self.output)], check=True)
         server = Server(output=self.output, certificate=self.keys / "server.crt")
         server.app.add_middleware(Stops)
         self.stack.callback(self.running.close)
