@@ -90,7 +90,7 @@ class Fleet:
     def __enter__(self) -> Fleet:
         self.output.mkdir()
         if os.geteuid() == 0:
-            disk = ["mount", "-t", "tmpfs", "-o", "size=300m", "none", str(self.output)]
+            disk = ["mount", "-t", "tmpfs", "-o", "size=120m", "none", str(self.output)]
             subprocess.run(disk, check=True)
             self.stack.callback(subprocess.run, ["umount", "--lazy", str(self.output)], check=True)
         server = Server(output=self.output, certificate=self.keys / "server.crt")
@@ -131,7 +131,7 @@ class Fleet:
         """Leave 5 % of the server's disk."""
         free = shutil.disk_usage(self.output).free
         with (self.output / "filling").open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, free - 15_000_000)
+            os.posix_fallocate(file.fileno(), 0, free - 5_000_000)
 
     def goes_on(self) -> None:
         """Do what happens every second."""
