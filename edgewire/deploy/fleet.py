@@ -18,7 +18,6 @@ from typing import Any
 
 import httpx
 
-from edgewire.deploy.certificates import CA
 from edgewire.machine.errors import UsageError, one_line
 from edgewire.machine.proxies import expect_address, expect_usable_proxies, keep_loopback_direct
 from edgewire.machine.surroundings import print_any_text
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--json", action="store_true", help="print JSON, for scripts")
     given = made.parse_args(arguments)
     try:
-        nodes = asked(given.superlink, None if given.insecure else given.keys / f"{CA}.crt")
+        nodes = asked(given.superlink, None if given.insecure else given.keys / "ca.crt")
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def asked(address: str, root: Path | None) -> list[dict[str, Any]]:
     """Return the states of the nodes of a server. `root`: the CA's certificate; None: no TLS.
 
-    It does without Flower, whose import takes longer than all else. Raises `UsageError`.
+    It does without imports that take longer than all else. Raises `UsageError`.
     """
     expect_address(address, "--superlink ")
     keep_loopback_direct(address)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from edgewire.deploy.device.telemetry import MOST
 from edgewire.deploy.server import fleet
 from edgewire.deploy.server.fleet import FleetStates, NodeState
+from tests.deploy.served import FakeNode
 
 STAMP = "2026-01-01T00:00:00+00:00"
 TOLD = ("edgewire", "flower", "python", "free_disk", "temperature", "undervoltage", "error")
@@ -44,6 +45,17 @@ def test_telemetry_sets_nothing_but_sound_values_of_the_nodes_own_fields(telemet
         assert found[name] is None or -100 <= found[name] <= most
     assert found["undervoltage"] in (None, True, False)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_a_pull_is_answered_whatever_its_telemetry_is_unless_it_is_too_long(servers):
+    node = FakeNode(servers[1].address)
+    for telemetry in (b"\0", b"\xff" * MOST, packed("[" * 1000), packed('{"failures": 9}')):
+        assert node.message(process=b"1234" + telemetry) is None
+    assert node.post("pull", node.signed() + b"1234" + bytes(2 * MOST)).status_code == 413
+    found = servers[1].states.of(node.node.node_id)
+    assert (found.failures, found.error, found.free_disk) == (0, "", None)
+    assert found.uplink_bytes > 4 * len(node.signed())
+    node.leave()
 
 
 def test_sound_telemetry_is_taken_and_an_unknown_field_ignored():
