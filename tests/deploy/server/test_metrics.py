@@ -138,6 +138,7 @@ def test_rules_and_dashboard_use_exported_metrics_alone_and_every_metric_of_a_fa
     make_ca(tmp_path)
     make_server(tmp_path, ["127.0.0.1"])
     state = State(["kitchen"])
+    state.nodes[0].online_until = 1.0
     state.runs = [SimpleNamespace(run_id=1, override_config={}, bytes_sent=0, bytes_recv=0)]
     world = World(tmp_path, monkeypatch, state, tmp_path / "server.crt")
     world.states.pulled(1, STAMP, told(free_disk=1, temperature=2, undervoltage=False))
