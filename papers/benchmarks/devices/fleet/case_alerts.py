@@ -45,9 +45,10 @@ from edgewire.protocol.bundle import parts_of
 from edgewire.protocol.choose_grid import bundled
 from papers.benchmarks.devices.fleet.light_nodes import all_online
 from papers.benchmarks.devices.fleet.served import Served
+from tests.deploy import served as tests_served
 from tests.deploy.processes import ROOT
-from tests.deploy.served import FakeNode, Server, question
 
+THERE: Any = tests_served  # tests have no types
 RULES = ROOT / "edgewire" / "deploy" / "monitoring" / "alerts.yml"
 MINUTES = 30
 # Minutes at which an alert must not fire yet. Of a node that has ended in order, the server knows
@@ -93,14 +94,14 @@ class Fleet:
             disk = ["mount", "-t", "tmpfs", "-o", "size=120m", "none", str(self.output)]
             subprocess.run(disk, check=True)
             self.stack.callback(subprocess.run, ["umount", "--lazy", str(self.output)], check=True)
-        server = Server(output=self.output, certificate=self.keys / "server.crt")
+        server = THERE.Server(output=self.output, certificate=self.keys / "server.crt")
         server.app.add_middleware(Stops)
         self.stack.callback(self.running.close)
         self.running.enter_context(server)
         self.http = self.stack.enter_context(
             httpx.Client(base_url=f"http://{server.address}", trust_env=False)
         )
-        self.nodes = [FakeNode(server.address) for _ in range(10)]
+        self.nodes = [THERE.FakeNode(server.address) for _ in range(10)]
         self.grid = bundled(server.begin_run())
         return self
 
@@ -114,9 +115,9 @@ class Fleet:
         with patch.object(certificates, "SERVER_DAYS", days):
             make_server(self.keys, ["127.0.0.1"])
 
-    def ask(self, node: FakeNode) -> Any:
+    def ask(self, node: Any) -> Any:
         """Send a message to a node; return it as the node gets it."""
-        self.grid.push_messages([question(node.node.node_id)])
+        self.grid.push_messages([THERE.question(node.node.node_id)])
         return node.message(process=PROCESS)
 
     def fail(self) -> None:

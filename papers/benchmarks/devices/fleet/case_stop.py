@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,12 @@ def control_groups() -> Iterator[list[str]]:
     finally:
         for group in made:
             for each in sorted(group.glob("**/"), key=lambda path: -len(path.parts)):
-                eventually(lambda each=each: not (each / "cgroup.procs").read_text(), 10)
+                eventually(partial(_is_empty, each), 10)
                 each.rmdir()
+
+
+def _is_empty(group: Path) -> bool:
+    return not (group / "cgroup.procs").read_text()
 
 
 def stopped(systemd: Systemd, name: str) -> dict[str, Any]:
@@ -139,5 +144,5 @@ def measured(words: list[str]) -> dict[str, Any]:
         raise UsageError(f"this case needs root, {SYSTEMD} and unshare")
     with tempfile.TemporaryDirectory() as name, Systemd(Path(name)) as systemd:
         for each in ("server", "node"):
-            eventually(lambda each=each: systemd.is_back(each, 1), MOST)
+            eventually(partial(systemd.is_back, each, 1), MOST)
         return {each: stopped(systemd, each) for each in args.services}
