@@ -24,6 +24,7 @@ from starlette.responses import PlainTextResponse
 from edgewire.deploy.certificates import end_of
 from edgewire.deploy.sd_notify import ALIVE, notify
 from edgewire.deploy.server.access import App, Scope, Send
+from edgewire.deploy.server.certificate_file import RENEW
 from edgewire.deploy.server.fleet import FleetStates, NodeState
 from edgewire.deploy.server.node_registry import OFFLINE, ONLINE, state_of
 from edgewire.deploy.server.run_files import is_plain
@@ -111,11 +112,11 @@ class Monitor:
         if max(lags) > LONG_LAG or min(lags) > LASTING_LAG:
             yield f"the event loop lags by {max(lags):.1f} s: is this machine too slow?"
         if (free := shutil.disk_usage(self._output).free) < LEAST_DISK:
-            yield f"the disk of {self._output} has {free / 1e6:.0f} MB left"
+            yield f"the disk of {self._output} has {free / 1e6:.0f} MB left: make space"
         if (silent := time.monotonic() - self._polled) > UNPOLLED:
-            yield f"Flower's SuperExec has not asked for runs for {silent:.0f} s: none will start"
+            yield f"Flower's SuperExec has not asked for runs for {silent:.0f} s: restart the server"
         if self._certificate is not None and self._end() <= time.time():
-            yield f"the certificate {self._certificate} has ended, or cannot be read"
+            yield f"{self._certificate} has ended, or cannot be read: {RENEW}"
 
     def _end(self) -> float:
         """Return when the certificate ends, as a time stamp; 0 if it cannot be read."""

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edgewire.deploy.certificates import make_ca, make_server
 from edgewire.deploy.server import metrics
+from edgewire.deploy.server.certificate_file import RENEW
 from edgewire.deploy.server.fleet import FleetStates
 from edgewire.deploy.server.metrics import Monitor, labels
 from tests.deploy.served import FakeNode, Server
@@ -185,18 +186,22 @@ def test_the_server_is_healthy_unless_there_is_a_fault(world, tmp_path, monkeypa
     assert world.get("/healthz") == healthy
     assert world.samples()["edgewire_healthy", ()] == 1
     world.now += 10.5
-    assert world.get("/healthz")[1].startswith("Flower's SuperExec has not asked for runs for 10")
+    assert world.get("/healthz")[1].startswith("Flower's SuperExec has not asked for runs for 10 s: ")
     world.polls()
     assert world.get("/healthz") == healthy
     usage = SimpleNamespace(free=99e6, total=1e9)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: usage)
-        assert world.get("/healthz") == (503, f"the disk of {tmp_path} has 99 MB left\n")
+        assert world.get("/healthz") == (
+            503,
+            f"the disk of {tmp_path} has 99 MB left: make space\n",
+        )
     for content, offset in ((certificate, 3e9), (b"no certificate", 0)):
         (tmp_path / "server.crt").write_bytes(content)
         monkeypatch.setattr(metrics.time, "time", lambda offset=offset: time.time() + offset)
         status, line = world.get("/healthz")
-        assert (status, line.endswith("server.crt has ended, or cannot be read\n")) == (503, True)
+        assert status == 503
+        assert line == f"{tmp_path}/server.crt has ended, or cannot be read: {RENEW}\n"
 
 
 def test_the_lag_is_the_longest_stop_of_the_loop_which_tells_systemd_that_it_goes_on(
