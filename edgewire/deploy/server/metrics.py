@@ -114,7 +114,7 @@ class Monitor:
         if (free := shutil.disk_usage(self._output).free) < LEAST_DISK:
             yield f"the disk of {self._output} has {free / 1e6:.0f} MB left: make space"
         if (silent := time.monotonic() - self._polled) > UNPOLLED:
-            yield f"Flower's SuperExec has not asked for runs for {silent:.0f} s: restart the server"
+            yield f"no SuperExec has asked for runs for {silent:.0f} s: restart the server"
         if self._certificate is not None and self._end() <= time.time():
             yield f"{self._certificate} has ended, or cannot be read: {RENEW}"
 

@@ -186,7 +186,7 @@ def test_the_server_is_healthy_unless_there_is_a_fault(world, tmp_path, monkeypa
     assert world.get("/healthz") == healthy
     assert world.samples()["edgewire_healthy", ()] == 1
     world.now += 10.5
-    assert world.get("/healthz")[1].startswith("Flower's SuperExec has not asked for runs for 10 s: ")
+    assert world.get("/healthz")[1].startswith("no SuperExec has asked for runs for 10 s: ")
     world.polls()
     assert world.get("/healthz") == healthy
     usage = SimpleNamespace(free=99e6, total=1e9)
