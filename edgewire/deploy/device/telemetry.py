@@ -43,8 +43,9 @@ class Telemetry:
     def failed(self, error: object) -> None:
         """Note the last error, if this is an exception."""
         if isinstance(error, BaseException):
-            number = errno.errorcode.get(getattr(error, "errno", None) or 0, "")
-            self._usual["error"] = f"{type(error).__name__} {number}".strip()[:40]
+            number = getattr(error, "errno", None)  # an app's error may have anything there
+            name = errno.errorcode.get(number, "") if isinstance(number, int) else ""
+            self._usual["error"] = f"{type(error).__name__} {name}".strip()[:40]
             if self._tells_errors:
                 text = (c if c.isprintable() else " " for c in str(error)[:80])
                 self._usual["error_text"] = "".join(text)

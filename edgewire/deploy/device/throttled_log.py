@@ -17,7 +17,7 @@ class ThrottledLog:
     `failed`: gets each error.
     """
 
-    def __init__(self, failed: Callable[[object], object] = bool) -> None:
+    def __init__(self, failed: Callable[[object], object] = lambda error: None) -> None:
         self._note = failed
         self._failed, self._reason = 0, ""
 
@@ -28,7 +28,7 @@ class ThrottledLog:
         traceback.
         """
         self._failed += 1
-        self._note(error or reason)
+        self._note(reason if error is None else error)
         line = f"{what}; {SERVER_INFORMED}{f': {reason}' if str(reason) else ''}"
         kind = re.sub(r"\d+", "", f"{line} {error!r}")  # ignore numbers, which differ each time
         if kind != self._reason:
