@@ -41,7 +41,11 @@ def data_of(config: Config, folder: str | None = None) -> Data:
     """Return the data set of the configuration, or a device's own data: its `folder` or file."""
     d, objective = config.dataset, objective_of(config)
     shared = folder is None  # a device's data may change between two runs of one process
-    data = _shared(json.dumps(asdict(d), sort_keys=True)) if shared else _read(d, folder)
+    source = replace(d, validate=0.0, fold=0)
+    data = _shared(json.dumps(asdict(source), sort_keys=True)) if shared else _read(d, folder)
+    if shared and d.validate:
+        train, test = holdout(data.train, d.validate, data.classes > 0, d.fold)
+        data = replace(data, train=train, test=test)
     if objective.finite_targets:
         expect_finite_targets(d.name, data)
     if isinstance(objective, Classification) and not data.classes and shared:
@@ -104,12 +108,7 @@ def by_themselves(data: Data) -> Data:
 @functools.lru_cache(maxsize=2)
 def _shared(options: str) -> Data:
     """Return the data set of a `DatasetConfig`, given as JSON."""
-    d = DatasetConfig(**json.loads(options))
-    data = _read(d, None)
-    if not d.validate:
-        return data
-    train, test = holdout(data.train, d.validate, by_class=data.classes > 0)
-    return replace(data, train=train, test=test)
+    return _read(DatasetConfig(**json.loads(options)), None)
 
 
 def _read(d: DatasetConfig, folder: str | None) -> Data:

@@ -55,10 +55,10 @@ class DatasetConfig:
     scaled; null: their own, and 32 for `imagefolder`; `classes`: the names of all classes, for the
     user's own data; a device's own data may lack some of them; `holdout`: the share of a node's
     samples that the node uses for its own evaluation instead of training; `validate`: the share of
-    the training set that replaces the test set; no node gets these samples; `per_image`: if true,
-    each image is normalised by its own mean and standard deviation; `_target_`: a function that
-    returns `Data`, such as your own. Its arguments are further keys of the group
-    (`docs/your-task.md`).
+    the training set that replaces the test set; no node gets these samples; `fold`: which part of
+    this size it is, from 0 on; `per_image`: if true, each image is normalised by its own mean and
+    standard deviation; `_target_`: a function that returns `Data`, such as your own. Its arguments
+    are further keys of the group (`docs/your-task.md`).
     """
 
     name: str = ""
@@ -68,6 +68,7 @@ class DatasetConfig:
     classes: list[str] | None = None
     holdout: float = bounded(0.0, at_least=0, below=1)
     validate: float = bounded(0.0, at_least=0, below=1)
+    fold: int = bounded(0, at_least=0)
     per_image: bool = False
     own: dict[str, Any] = field(default_factory=dict)  # `_target_` and its arguments, if given
 

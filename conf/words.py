@@ -24,10 +24,15 @@ from omegaconf.errors import OmegaConfBaseException
 from edgewire.conf.classes import GROUPS, HERE, nested
 from edgewire.conf.load import compose_config
 
+COMMANDS = ("new", "compare", "predict", "export")
+
 
 def explained(error: BaseException, words: Sequence[str]) -> str:
     """Return an error of Hydra's as one line; `words`: the command line that Hydra has read."""
     if isinstance(error, OverrideParseException):
+        word = str(error.override)
+        if "=" not in word and (near := get_close_matches(word, COMMANDS, n=1)):
+            return f"there is no command {word}; did you mean {near[0]}?"
         return f"cannot read {error.override!r}: quote values with special characters, no ~"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")

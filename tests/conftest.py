@@ -175,6 +175,15 @@ def hydra_has_run_nothing():
     HydraConfig.instance().cfg = None
 
 
+@pytest.fixture(autouse=True)
+def signals_keep_their_handlers():
+    """Fail a test that leaves another handler, which would fail later tests of this process."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
 @pytest.fixture
 def identity():
     """Set the identity of this process, without which Flower makes no messages."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from edgewire.task.datasets import Data
 from edgewire.task.datasets.arrays import arrays_in
-from edgewire.task.datasets.folder import is_image, labelled, load_photos
+from edgewire.task.datasets.folder import is_image, labelled, load_photos, photos_of, warn_of
 from edgewire.task.errors import TaskError, described
 from edgewire.task.model_info import ModelInfo, fitted, in_words, kinds_of, samples_of
 from edgewire.task.objectives import Objective
@@ -202,10 +202,11 @@ class Predictor:
         shape: Any = self.info.inputs["shape"] if "dtype" in self.info.inputs else ()
         if len(shape) != 3 or shape[0] != 3:
             raise TaskError(f"{path}: this model takes no photos, but {in_words(self.info.inputs)}")
-        files = [path] if path.is_file() else sorted(filter(is_image, path.iterdir()))
-        labels = None
-        if not files and not [*path.glob("[!.]*/")]:
-            raise TaskError(f"{path} has no photos: there is nothing to predict")
+        files, labels = [path] if path.is_file() else sorted(filter(is_image, path.iterdir())), None
+        if path.is_dir() and (files or not [*path.glob("[!.]*/")]):
+            warn_of([f for f in photos_of(path)[1] if f.parent == path], path)
+            if not files:
+                raise TaskError(f"{path} has no photos: there is nothing to predict")
         if not files:
             found = labelled(path, self.classes)
             files, labels = [file for file, _ in found], torch.tensor([label for _, label in found])

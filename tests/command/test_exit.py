@@ -109,6 +109,7 @@ BAD = [
     (["engine=superlink"], "needs engine.address=HOST:PORT"),
     (["nodes=abc"], "'abc' of type 'str' could not be converted to Integer"),
     (["rounds='"], "cannot read"),
+    (["compar"], "there is no command compar; did you mean compare?"),
     (["compression=topk", "compression.density=7"], "density of topk must be above 0"),
     (["engine=ray", "engine.actors=-1"], "at least one actor"),
     (["strategy.fraction_train=2"], "strategy.fraction_train must be from 0 to 1"),

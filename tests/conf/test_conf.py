@@ -164,6 +164,16 @@ def test_settings_are_chosen_on_a_part_of_the_training_set():
     assert not images(apart.test) & images(whole.test)
 
 
+def test_folds_take_each_training_sample_once():
+    words = [("dataset.validate=0.25", f"dataset.fold={fold}") for fold in range(5)]
+    held = [data_of(config(*each)).test.inputs for each in words]
+    samples = [image.numpy().tobytes() for part in held[:4] for image in part]
+    whole = len(data_of(config()).train.targets)
+    assert len(samples) == pytest.approx(whole, abs=20)  # of ten classes, each in four equal parts
+    assert len({*samples}) == pytest.approx(whole, abs=20)
+    assert len({*samples} & {image.numpy().tobytes() for image in held[4]}) > len(held[4]) - 20
+
+
 @pytest.mark.parametrize("group", ["compression", "downlink"])
 def test_another_choice_replaces_all_of_the_preset_s(group):
     for name in choices(group)[::5]:

@@ -160,7 +160,7 @@ def test_all_broken_images_are_named(tmp_path):
         (tmp_path / "dog" / f"0{number}.png").write_bytes(b"x")
     with pytest.raises(TaskError) as error:
         load_data("imagefolder", root=str(tmp_path))
-    end = "to .jpg or .png; the same for 01.png, 02.png, 03.png, 04.png and 2 more"
+    end = "by a .jpg or .png; the same for 01.png, 02.png, 03.png, 04.png and 2 more"
     assert one_line(error).endswith(end)
 
 
@@ -189,7 +189,7 @@ def cases(tmp_path):
         ("one", "one class only"),
         ("hollow", "no image in owl/: put some into it"),
         ("half", "only one of the folders train and test"),
-        ("single", "one image a class"),
+        ("single", "no image of cat, dog is left to test on: add more"),
         ("strange", "owl is no known class"),
     ],
 )
@@ -198,6 +198,15 @@ def test_unusable_folders_are_refused(tmp_path, root, says):
     with pytest.raises(TaskError, match=says) as error:
         load_data("imagefolder", root=str(tmp_path / root))
     assert str(tmp_path / root) in one_line(error)
+
+
+def test_a_class_without_a_test_image_is_named(tmp_path, caplog):
+    photos(tmp_path, count=4)
+    photos(tmp_path, count=1, classes=("owl",))
+    load_data("imagefolder", root=str(tmp_path), size=8)
+    assert [each.getMessage() for each in caplog.records] == [
+        f"{tmp_path}: no image of owl is left to test on: add more"
+    ]
 
 
 def test_images_that_are_left_out_are_counted_by_ending_in_one_line(tmp_path, caplog):

@@ -283,8 +283,12 @@ def resize(split: Split, size: int) -> Split:
     return replace(split, inputs=images)
 
 
-def holdout(split: Split, share: float, by_class: bool = True) -> tuple[Split, Split]:
+def holdout(
+    split: Split, share: float, by_class: bool = True, fold: int = 0
+) -> tuple[Split, Split]:
     """Hold back a `share` of every class; return (the remaining samples, the held-back samples).
+
+    `fold`: which part of this size, from 0 on; after the last sample follows the first one.
 
     Of a class with 2 samples or more, at least 1 is held back. Samples without classes count as one
     class, and so do all samples with `by_class=False`. The draw is always the same, on every
@@ -298,7 +302,7 @@ def holdout(split: Split, share: float, by_class: bool = True) -> tuple[Split, S
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))
         number = max(round(share * len(members)), 1) if len(members) > 1 else 0
-        held.append(members[:number])
+        held.append(np.roll(members, -fold * number)[:number])
     mask = torch.zeros(len(labels), dtype=torch.bool)
     mask[torch.from_numpy(np.concatenate(held))] = True
     return split.taken((~mask).nonzero()[:, 0]), split.taken(mask.nonzero()[:, 0])

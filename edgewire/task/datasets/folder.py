@@ -14,7 +14,7 @@ from torch import Tensor
 from edgewire.task import DEFAULT_ROOT
 from edgewire.task.datasets.data import DATASETS, Data, Request, Split, holdout, reads_as, shown
 from edgewire.task.datasets.files import read_each
-from edgewire.task.errors import NoData, TaskError
+from edgewire.task.errors import NoData, TaskError, listed
 from edgewire.task.tensors import only
 from edgewire.task.transforms import ImageTransform
 
@@ -56,10 +56,13 @@ def imagefolder(request: Request) -> Data:
         test = load_folder(root / "test", names, size)
     else:
         train, test = holdout(train, 0.2)
-        if not len(test):
-            raise TaskError(
-                f"{shown(root)} has one image a class: none is left to test on, add more"
-            )
+    tests = torch.bincount(only(test.targets), minlength=len(names)).tolist()
+    bare = [name for name, count in zip(names, tests, strict=True) if not count]
+    none = f"{shown(root)}: no image of {listed(bare)} is left to test on: add more"
+    if len(bare) == len(names):
+        raise TaskError(none)
+    if bare:
+        log.warning("%s", none)
     return Data(train, test, PHOTOS, len(names), tuple(names))
 
 
@@ -79,7 +82,8 @@ def class_folders(path: Path) -> list[str]:
         )
     names = sorted(f.name for f in path.iterdir() if f.is_dir() and not f.name.startswith("."))
     if not names:
-        deep = any(map(is_image, path.iterdir())) and len([*path.parent.glob("[!.]*/")]) > 1
+        siblings = [*path.parent.glob("[!.]*/")]
+        deep = len(siblings) > 1 and all(any(map(is_image, each.iterdir())) for each in siblings)
         up = f"did you mean dataset.root={path.parent}?" if deep and path.name else ""
         cure = up or f"put the images into {path}/CLASS/"
         raise TaskError(f"{shown(path)} has no class folders: {cure}")
@@ -111,9 +115,8 @@ def labelled(path: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
     samples = []
     unread = list[Path]()
     for name in class_folders(path):
-        found = [f for f in (path / name).rglob("*") if f.is_file() and f.name[0] != "."]
-        files = sorted(filter(is_image, found))
-        unread += sorted(f for f in found if not is_image(f))
+        files, others = photos_of(path / name)
+        unread += others
         if name not in names and not files:  # a folder of another data set, or of a download
             continue
         if name not in names:
@@ -122,17 +125,29 @@ def labelled(path: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
                 f"or remove it"
             )
         samples += [(file, names.index(name)) for file in files]
-    if unread:
-        endings = Counter(f.suffix.lower() or f.name for f in unread)
-        counts = ", ".join(f"{count} {ending}" for ending, count in sorted(endings.items()))
-        line = "%s: %s left out, such as %s: convert photos to .jpg or .png"
-        log.warning(line, shown(path), counts, unread[0].relative_to(path))
+    warn_of(unread, path)
     if not samples:
         raise TaskError(
             f"{shown(path)} has class folders but no image in them: "
             f"add files that end in {' '.join(EXTENSIONS)}"
         )
     return samples
+
+
+def photos_of(path: Path) -> tuple[list[Path], list[Path]]:
+    """Return the images below a folder, and its other files, both sorted, without hidden ones."""
+    every = (each for each in path.rglob("*") if each.is_file())
+    found = sorted(f for f in every if not any(n[0] == "." for n in f.relative_to(path).parts))
+    return [f for f in found if is_image(f)], [f for f in found if not is_image(f)]
+
+
+def warn_of(unread: Sequence[Path], path: Path) -> None:
+    """Log one line about the files below `path` that are no images, if there are any."""
+    if unread:
+        kinds = Counter(f.suffix.lower() or f.name for f in unread)
+        counts = listed([f"{count} {ending}" for ending, count in sorted(kinds.items())], 5)
+        line = "%s: %s left out, such as %s: convert photos to .jpg or .png"
+        log.warning(line, shown(path), counts, unread[0].relative_to(path))
 
 
 def load_photos(files: Sequence[Path], size: int) -> Tensor:
@@ -153,7 +168,7 @@ def _read(file: Path, size: int) -> NDArray[np.uint8]:
     """Return one image as uint8 (3, size, size)."""
     from PIL import Image, ImageOps
 
-    with reads_as(file, "a photo", "convert it to .jpg or .png"), Image.open(file) as image:
+    with reads_as(file, "a photo", "replace it by a .jpg or .png"), Image.open(file) as image:
         image.draft("RGB", (size, size))  # JPEG: decode a large photo at a fraction of its size
         upright = ImageOps.exif_transpose(image)  # cameras store the orientation in EXIF
         if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would clip at 255

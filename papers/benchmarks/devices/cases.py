@@ -1,12 +1,12 @@
 """Functions for benchmarks on real processes: select cases, print results, handle errors."""
 
 import json
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from edgewire.machine.errors import UsageError
+from edgewire.machine.processes import orderly_exit
 
 Case = TypeVar("Case")
 
@@ -22,9 +22,9 @@ def chosen(cases: Mapping[str, Case], names: str) -> dict[str, Case]:
 
 def printed(measure: Callable[[], dict[str, Any]]) -> int:
     """Print the result of `measure` as JSON; return the exit code, 2 for a user's mistake."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` blocks run
     try:
-        report = measure()
+        with orderly_exit():
+            report = measure()
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -21,7 +21,6 @@ import json
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from typing import Any
 from edgewire.deploy.device.node_database import NodeDatabase
 from edgewire.deploy.device.node_store import open_node_store
 from edgewire.deploy.device.throttled_log import AGAIN
+from edgewire.machine.processes import orderly_exit
 from papers.benchmarks.devices.fault_kinds import GONE, Faults, Ill
 from papers.benchmarks.timing import ROOT
 from tests.deploy.processes import eventually
@@ -212,13 +212,13 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := set(args.kinds.split(",")) - set(USUAL):
         parser.error(f"no kind {', '.join(sorted(unknown))}; there are: {', '.join(USUAL)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all started processes end
-    if args.keep is not None:
-        args.keep.mkdir(parents=True)
-        print(json.dumps(tried(args, args.keep), indent=1))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(tried(args, Path(folder)), indent=1))
+    with orderly_exit():  # so that all started processes end
+        if args.keep is not None:
+            args.keep.mkdir(parents=True)
+            print(json.dumps(tried(args, args.keep), indent=1))
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(tried(args, Path(folder)), indent=1))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from contextlib import contextmanager
+from tempfile import gettempdir
 
 from edgewire.simulation.any_app import main
 from tests import fork_server
@@ -117,10 +118,11 @@ def at_home():
         yield
     finally:
         sys.path[:], sys.meta_path[:] = path, finders
+        kept = f"{ROOT}/", f"{sys.prefix}/"
         for name in sys.modules.keys() - modules:
             file = str(getattr(sys.modules[name], "__file__", ""))
-            # The checkout may lie in /tmp, too. Libraries such as triton cannot be imported twice.
-            if file.startswith("/tmp") and not file.startswith((f"{ROOT}/", f"{sys.prefix}/")):
+            # The checkout may lie there, too. Libraries such as triton cannot be imported twice.
+            if file.startswith(gettempdir()) and not file.startswith(kept):
                 del sys.modules[name]
 
 
