@@ -27,7 +27,7 @@ from edgewire.machine.errors import one_line
 from edgewire.machine.liveness import INTERVAL
 
 STILL = 300.0  # seconds without any work, outside of the app, after which systemd ends the node
-_NOISE = 1e-4  # seconds of processor time that are no work
+NOISE = 1e-4  # seconds of processor time that are no work
 _BEATS, _AGAIN = 20.0, 5.0  # seconds between two heartbeats; after a failed one
 _BEAT, _LEAVING = 10.0, 3.0  # time limits in seconds: of a heartbeat, of going offline
 _KEY_IN_USE = 23  # Flower's error code
@@ -136,7 +136,7 @@ class Membership:
     def _watch(self) -> None:
         """Tell systemd that the node goes on, if it does."""
         used, now = time.process_time() - time.thread_time(), time.monotonic()
-        if self.in_app or used - self._used > _NOISE:
+        if self.in_app or used - self._used > NOISE:
             self._used, self._moved = used, now
         if now - self._moved < STILL:
             notify(ALIVE)
