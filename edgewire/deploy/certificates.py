@@ -172,6 +172,11 @@ def alternatives(names: list[str]) -> list[x509.GeneralName]:
     return found
 
 
+def end_of(certificate: Path) -> datetime.datetime:
+    """Return when a certificate ends. Raises `OSError` or `ValueError` if it cannot be read."""
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+
+
 def write_new(path: Path, content: bytes, mode: int) -> Path:
     """Write a new file with these permissions; return its path.
 

@@ -6,12 +6,14 @@ import shutil
 import subprocess
 import sys
 from configparser import RawConfigParser
+from inspect import signature
 
 import pytest
 import yaml
 
 from edgewire.deploy import node
-from edgewire.deploy.server import server
+from edgewire.deploy.device.heartbeats import Membership
+from edgewire.deploy.server import metrics, server
 from tests.runs import ROOT
 
 FOLDER = ROOT / "edgewire" / "deploy" / "systemd"
@@ -76,6 +78,12 @@ def test_a_service_restarts_waits_for_the_clock_and_is_restricted(name):
     for switch in ("DynamicUser", "NoNewPrivileges", "PrivateTmp", "RestrictSUIDSGID"):
         assert said[switch] == "yes"
     assert said["CapabilityBoundingSet"] == ""
+    assert (said["Type"], said["WatchdogSec"]) == ("notify", "120")
+    beats = signature(Membership).parameters["beats"].default
+    assert int(said["WatchdogSec"]) > 4 * max(beats, metrics.PINGS)
+    assert int(said["TimeoutStartSec"]) > 300  # on a twentieth of a core Flower's import takes 60 s
+    assert said["LimitCORE"] == "0"  # a copy of the memory would hold the key
+    assert "PYTHONFAULTHANDLER=1" in said["Environment"].split()
     assert "OMP_NUM_THREADS=1" in said["Environment"].split()
     assert RawConfigParser(strict=False).read(FOLDER / f"edgewire-{name}.service")
 

@@ -176,7 +176,11 @@ class Device:
             config,
             getattr(run, "series_id", 0),
         )
-        reply = answered(message, context, lambda: self._apps.load(run.fab_hash), self._failing)
+        self._member.in_app = True
+        try:
+            reply = answered(message, context, lambda: self._apps.load(run.fab_hash), self._failing)
+        finally:
+            self._member.in_app = False
         node_store.state = context.state
         return reply
 

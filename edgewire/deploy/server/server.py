@@ -133,24 +133,20 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     """
     from edgewire.deploy.server.api import BundleApi
     from edgewire.deploy.server.fleet import FleetStates
+    from edgewire.deploy.server.metrics import Monitor
     from edgewire.deploy.server.node_registry import Registry, load
     from edgewire.deploy.server.retention import each_day
     from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 
-    budget, runs = BodyBudget(), output_of(options)
+    budget, states, runs = BodyBudget(), FleetStates(), output_of(options)
     kept = (runs, home_of(options) / "apps", options.keep_runs, options.keep_apps)
+    certificate = None if options.insecure else key_files(options)[0]
+    ours = {"output": runs, "budget": budget, "states": states, "tidy": partial(each_day, *kept)}
     found: list[tuple[Any, dict[str, Any]]] = [
         (LocalOnly, {"closed": not (options.insecure or options.any_node)}),
+        (Monitor, {"output": runs, "certificate": certificate, "states": states}),
         (SignedUploads, {"budget": budget}),
-        (
-            BundleApi,
-            {
-                "output": runs,
-                "budget": budget,
-                "states": FleetStates(),
-                "tidy": partial(each_day, *kept),
-            },
-        ),
+        (BundleApi, ours),
     ]
     if not options.insecure:
         load(options.state / NODES)
