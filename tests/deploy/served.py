@@ -30,6 +30,7 @@ from flwr.superlink.main import create_app
 from edgewire.deploy import compact_bundle
 from edgewire.deploy.device.app_runner import message_of
 from edgewire.deploy.device.client import FleetClient
+from edgewire.deploy.enrolment import Enrolment
 from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.api import BundleApi
 from edgewire.deploy.server.connections import uvicorn_options
@@ -51,7 +52,10 @@ class Server:
         self.app = app = create_app()
         if bundling:
             budget = budget or BodyBudget()
-            app.add_middleware(BundleApi, output=output, budget=budget)
+            tokens = None
+            if keys is not None and nodes is not None:
+                tokens = Enrolment(nodes.with_name("tokens.json"), nodes, keys / "ca.crt")
+            app.add_middleware(BundleApi, output=output, budget=budget, enrolment=tokens)
             app.add_middleware(SignedUploads, budget=budget)
         if nodes is not None:
             app.add_middleware(Registry, file=nodes)

@@ -143,6 +143,11 @@ class FleetClient:
         answer = self._bundled("push", node, 0, compact_bundle.compact(parts))
         return self._parsed(answer, fleet_pb2.PushMessagesResponse)
 
+    def enrol(self, token: str) -> str:
+        """Register this node's key by a token of `edgewire.deploy.enrolment`; return its name."""
+        content = token.encode() + b"\n" + self.public_key
+        return self._post(f"{BUNDLED}/enrol", content, {}, _ANSWER).decode()
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()

@@ -9,6 +9,8 @@
     GET  /v1/control/edgewire/runs/RUN       JSON: the names and sizes of a run's files
     GET  /v1/control/edgewire/runs/RUN/FILE  one of these files, from byte `?start=` on
 
+`edgewire.deploy.enrolment` adds calls that register the keys of new devices.
+
 The body of a node's call begins with a signed header (`edgewire.deploy.signed_header`), which says
 for how many seconds the server may hold a pull. Its bundles are compact
 (`edgewire.deploy.compact_bundle`). In a pull the random number of the node's process follows
@@ -63,6 +65,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from edgewire.deploy import compact_bundle
+from edgewire.deploy.enrolment import Enrolment
 from edgewire.deploy.server import message_store
 from edgewire.deploy.server.access import LIMIT, App, Scope, Send
 from edgewire.deploy.server.duplicates import DuplicateNodes
@@ -97,10 +100,16 @@ class BundleApi:
     """Wraps a SuperLink's ASGI app, and answers this project's own calls.
 
     `output`: the folder that holds each run's folder of results; None: no files are served.
-    `budget`: the memory for the bodies of compact pushes.
+    `budget`: the memory for the bodies of compact pushes. `enrolment`: the tokens of new devices.
     """
 
-    def __init__(self, app: App, output: Path | None, budget: BodyBudget) -> None:
+    def __init__(
+        self,
+        app: App,
+        output: Path | None,
+        budget: BodyBudget,
+        enrolment: Enrolment | None = None,
+    ) -> None:
         self._app, self._output, self._budget = app, output, budget
         self._large = LargeBodies()
         self._bell, self._handed, self._twins = KeyedCondition(), Redelivery(), DuplicateNodes()
@@ -126,6 +135,9 @@ class BundleApi:
                 self._flowers, message_pb2.PullObjectRequest, fleet.pull_object
             ),
         }
+        if enrolment is not None:
+            online = partial(self._flowers, ActivateNodeRequest, enrolment.activate)
+            self._routes |= enrolment.routes() | {("POST", "/v1/fleet/activate-node"): online}
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
         """Answer this project's calls; forward any other request."""

@@ -31,7 +31,7 @@ from edgewire.machine.proxies import expect_usable_proxies, is_loopback, keep_lo
 from edgewire.protocol.flower_releases import WANTED, installed, is_known
 
 PORT = 8000  # Flower's default
-NODES, LOCK = "nodes.json", "lock"  # files in the folder --state
+NODES, TOKENS, LOCK = "nodes.json", "tokens.json", "lock"  # files in the folder --state
 KEPT = 75  # seconds that an idle connection stays open: a new one costs a node 3 kB
 ENDING = 2  # seconds that requests have when the server ends; nodes repeat their pulls
 
@@ -120,20 +120,22 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
 
     Raises `UsageError` if the file of registered nodes is damaged.
     """
+    from edgewire.deploy.enrolment import Enrolment
     from edgewire.deploy.server.api import BundleApi
     from edgewire.deploy.server.node_registry import Registry, load
     from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 
-    budget = BodyBudget()
+    budget, nodes = BodyBudget(), options.state / NODES
+    tokens = None
+    if not options.insecure:  # without TLS a token could be read
+        load(nodes)
+        tokens = Enrolment(options.state / TOKENS, nodes, options.keys / f"{CA}.crt")
     found: list[tuple[Any, dict[str, Any]]] = [
         (LocalOnly, {"closed": not (options.insecure or options.any_node)}),
         (SignedUploads, {"budget": budget}),
-        (BundleApi, {"output": output_of(options), "budget": budget}),
+        (BundleApi, {"output": output_of(options), "budget": budget, "enrolment": tokens}),
     ]
-    if not options.insecure:
-        load(options.state / NODES)
-        found.append((Registry, {"file": options.state / NODES}))
-    return found
+    return found if options.insecure else [*found, (Registry, {"file": nodes})]
 
 
 def serve(
