@@ -89,6 +89,7 @@ def install(source: str, root: Path, config: str | None = None) -> list[str]:
         new.rmdir()
         (root / UNITS).mkdir(parents=True, exist_ok=True)
         write_file(root / UNITS / UNIT, unit.encode())
+        (root / UNITS / UNIT).chmod(0o644)
     except WORTH_WAITING as error:
         if isinstance(error, OSError):
             raise UsageError(f"{error.filename}: {error.strerror}: run this as root") from error

@@ -79,6 +79,7 @@ class Device:
                     if isinstance(error, ServerRefusal) and error.status in (401, 404, 405, 412):
                         self._member.active = False
                     self._wait.after(reason_of(error, self._fleet))
+                    self._fleet.reload_root()
         except (Ended, OtherApp):
             self._deaths.spare()
             raise
