@@ -152,9 +152,9 @@ class FleetClient:
         return self._post(f"{BUNDLED}/enrol", content, {}, _ANSWER).decode()
 
     def reload_root(self) -> None:
-        """Trust the CAs that have come to the file `root_certificates`, from the next connection on.
+        """Trust the CAs that have been added to the file `root_certificates`.
 
-        One that is no longer in the file is trusted until the process ends.
+        A CA that is no longer in the file is trusted until the process ends.
         """
         if isinstance(self._tls, ssl.SSLContext) and self._root is not None:
             with suppress(OSError):  # the file is being replaced; `ssl.SSLError` is one, too

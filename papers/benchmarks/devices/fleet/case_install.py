@@ -1,12 +1,13 @@
 """A device with nothing but the project becomes a node: `... devices.fleet install`, as root.
 
 The device is a system of its own, with systemd as process 1, in new namespaces of mounts, processes
-and control groups. Its root is empty but for /usr, the project in /opt/edgewire, and Python. It cannot
-set the machine's clock. Three
-commands are measured: `edgewire.deploy.install` with a bundle on one device, with a link on
+and control groups. Its root is empty but for /usr, the project in /opt/edgewire, and Python. It
+cannot set the machine's clock.
+
+Three commands are measured: `edgewire.deploy.install` with a bundle on one device, with a link on
 another, and there again with a link of `keys enrol --renew`. The result has the seconds from the
-command's start until it returns, and until the server counts the node as online. The third one says
-how long it takes until the node is online with the new key.
+command's start until it returns, and until the server counts the node as online: in the third case
+with its new key.
 """
 
 from __future__ import annotations
