@@ -10,6 +10,7 @@
     python -m edgewire.deploy.keys app                                this app's SHA-256, for --app
     python -m edgewire.deploy.keys app my_task          the same for runs with packages=[my_task]
 
+    python -m edgewire.deploy.keys sign owner.key       sign this app, for nodes with --app-signer
     python -m edgewire.deploy.keys ca                                 a new CA beside the old one
 
 If a CA exists, `server` uses this CA. Run register, enrol, list and revoke on the SuperLink's
@@ -50,6 +51,7 @@ from edgewire.deploy.certificates import (
 from edgewire.deploy.install import env_of, hash_of, packed
 from edgewire.engines.control import bundle
 from edgewire.engines.superlink_client import Superlink, one_line_errors
+from edgewire.machine.app_signature import sign
 from edgewire.machine.errors import EngineError, UsageError
 from edgewire.machine.surroundings import print_any_text
 
@@ -120,11 +122,21 @@ def parser() -> argparse.ArgumentParser:
     app = kinds.add_parser("app", help="say this app's SHA-256")
     app.add_argument("packages", nargs="*", help="the packages of runs with packages=")
     app.set_defaults(call=_app)
+    signs = kinds.add_parser("sign", help="sign this app for nodes with --app-signer")
+    signs.add_argument("key", type=Path, help="the owner's private key, of ssh-keygen -t ed25519")
+    signs.add_argument("packages", nargs="*", help="the packages of runs with packages=")
+    signs.set_defaults(call=_sign)
     return made
 
 
 def _app(given: argparse.Namespace) -> list[str]:
     return [bundle(Path(__file__).parents[2], {}, sources_of(given.packages)).hash_str]
+
+
+def _sign(given: argparse.Namespace) -> list[str]:
+    app = Path(__file__).parents[2]
+    content = bundle(app, {}, sources_of(given.packages)).content
+    return [f"signed this app: {sign(app, content, given.key)}"]
 
 
 def _server(given: argparse.Namespace) -> list[str]:

@@ -20,6 +20,7 @@ import click
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from edgewire.deploy.certificates import private_key
+from edgewire.machine.app_signature import owner_key
 from edgewire.machine.errors import Ended, UsageError
 from edgewire.machine.proxies import expect_address, expect_usable_proxies, keep_loopback_direct
 from edgewire.protocol.flower_releases import lacking
@@ -51,6 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
         key = node_folder.key() if file is None else private_key(file.expanduser())
         config = node_config_of(given.node_config)
         expect_digests(given.app)
+        owner = owner_key(given.app_signer.expanduser()) if given.app_signer else None
         fleet = client_of(given, key)
     except UsageError as error:
         reader.error(str(error))
@@ -58,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
         signal.signal(number, _ended)
     member = Membership(fleet, node_folder, registers=given.auth_supernode_private_key is None)
     try:
-        Device(fleet, node_folder, member, config, apps=given.app).serve()
+        Device(fleet, node_folder, member, config, apps=given.app, owner=owner).serve()
     except OtherApp:
         log.info("another app: this process starts anew for it")
         # Another app needs a new process. `finally` does not run then, so the node stays online.
@@ -150,6 +152,7 @@ def parser(
         metavar="SHA256",
         help="take this app alone, whatever the server sends; may be given several times",
     )
+    add("--app-signer", type=Path, metavar="FILE", help="take the apps that this key has signed")
     return made
 
 

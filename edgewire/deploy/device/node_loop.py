@@ -12,6 +12,7 @@ from collections.abc import Collection
 from logging import getLogger
 from typing import NoReturn
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from flwr.app import Context, UserConfig
 from flwr.common.serde import message_from_proto, run_from_proto
 from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
@@ -39,8 +40,8 @@ log = getLogger("edgewire")
 class Device:
     """A node; `serve` runs it.
 
-    `apps`: the SHA-256 of each app that the node accepts; if it is empty, the node accepts all
-    apps. `wait`: the pauses after failures.
+    `apps`: the SHA-256 of each app that the node accepts; `owner`: the key that signs further ones.
+    Without any of both the node accepts all apps. `wait`: the pauses after failures.
     """
 
     def __init__(
@@ -51,11 +52,12 @@ class Device:
         node_config: UserConfig,
         *,
         apps: Collection[str] = (),
+        owner: Ed25519PublicKey | None = None,
         wait: Wait | None = None,
     ) -> None:
         self._fleet, self._node_folder, self._member = fleet, node_folder, member
         self._node_config = node_config
-        self._apps = Apps(node_folder.folder / "apps", apps)
+        self._apps = Apps(node_folder.folder / "apps", apps, owner)
         self._fleet_transport = Transport(fleet)
         self._wait, self._failing = wait or Wait(), ThrottledLog()
         self._run: Run | None = None
