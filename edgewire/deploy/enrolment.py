@@ -53,12 +53,16 @@ log = getLogger("edgewire")
 
 @dataclass
 class Token:
-    """A token: the name that it gives, its end in seconds since 1970, and the key that took it."""
+    """A token: the name that it gives, and its end in seconds since 1970.
+
+    `node`: the id of the node that gets another key; 0: it makes a node. `key`: the key that has
+    taken the token, in PEM.
+    """
 
     name: str
     until: float
-    renew: bool
-    key: str = ""  # in PEM
+    node: int
+    key: str = ""
 
 
 class Enrolment:
@@ -84,30 +88,29 @@ class Enrolment:
     def activate(self, request: ActivateNodeRequest, state: Any) -> ActivateNodeResponse:
         """Let a node come online, whose key has been checked; a second key replaces the first."""
         with self._lock:
-            for name, token in self._valid().items():
+            for token in self._valid().values():
                 node = _named(token.name, state)
-                if token.renew and node and token.key.encode() == request.public_key:
+                waits = node is not None and node.node_id == token.node
+                if waits and token.key.encode() == request.public_key != node.public_key:
                     with state.lock:
                         del state.node_public_key_to_node_id[node.public_key]
                         node.public_key = request.public_key
                         state.node_public_key_to_node_id[node.public_key] = node.node_id
                     save(state, self._nodes)
-                    del self._tokens[name]
-                    self._write()
                     log.info("%s has come with its new key: the old one has ended", token.name)
-                    break
         return fleet.activate_node(request, state)
 
     async def _begin(self, request: Request) -> Response:
         name, renew = request.query_params.get("name", ""), "renew" in request.query_params
-        text, state = secrets.token_urlsafe(16), get_linkstate(request)
-        if not NAME.fullmatch(name) or renew != bool(_named(name, state)):
+        text, node = secrets.token_urlsafe(16), _named(name, get_linkstate(request))
+        if not NAME.fullmatch(name) or renew != bool(node):
             why = "is not registered" if renew else "is registered: --renew gives it a new key"
             raise HTTPException(409, f"{name!r} {why}")
         with self._lock:
             kept = {k: each for k, each in self._valid().items() if each.name != name}
             until = steady_clock.now().timestamp() + DAY
-            self._tokens = {**kept, _digest(text.encode()): Token(name, until, renew)}
+            token = Token(name, until, node.node_id if node else 0)
+            self._tokens = {**kept, _digest(text.encode()): token}
             self._write()
         return PlainTextResponse(text)
 
@@ -134,9 +137,9 @@ class Enrolment:
                 log.warning("a second device has come with the token of %s", token.name)
                 raise HTTPException(410, f"another device has used this token: {AGAIN}")
             node, owner = _named(token.name, state), state.get_node_id_by_public_key(pem)
-            own = node is not None and owner == node.node_id
-            free = node is not None if token.renew else node is None and not token.key
-            if not own and (owner is not None or not free):
+            known = node.node_id if node else 0
+            fits = owner == known if owner else known == token.node and (known or not token.key)
+            if not fits:
                 raise HTTPException(410, f"this key or {token.name} is registered or gone: {AGAIN}")
             if node is None:
                 state.create_node(

@@ -139,8 +139,12 @@ class Apps:
         """
         if digest in self._only or not (self._only or self._owner):
             return
-        if self._owner is None or (when := signed_at(record, self._owner)) is None:
+        if self._owner is None:
             raise AppError("this device takes other apps alone")
+        if (when := signed_at(record, self._owner)) is None:
+            raise AppError(
+                "this device takes apps that its owner has signed: `keys sign` signs one"
+            )
         file = self._folder / "newest"
         newest = int(file.read_text()) if file.exists() else 0
         if when < newest:

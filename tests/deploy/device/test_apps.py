@@ -175,7 +175,7 @@ def taken(apps, data):
         return str(error)
 
 
-OTHERS = "this device takes other apps alone"
+OTHERS = "this device takes apps that its owner has signed: `keys sign` signs one"
 LATER = "this device has taken an app that was signed later: sign this one again"
 SMALL = small(0)
 
