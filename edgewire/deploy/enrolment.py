@@ -55,13 +55,13 @@ log = getLogger("edgewire")
 class Token:
     """A token: the name that it gives, and its end in seconds since 1970.
 
-    `node`: the id of the node that gets another key; 0: it makes a node. `key`: the key that has
-    taken the token, in PEM.
+    `replaces`: the key of the node that gets another one; "": it makes a node. `key`: the key that
+    has taken the token. Keys are in PEM.
     """
 
     name: str
     until: float
-    node: int
+    replaces: str
     key: str = ""
 
 
@@ -87,17 +87,22 @@ class Enrolment:
 
     def activate(self, request: ActivateNodeRequest, state: Any) -> ActivateNodeResponse:
         """Let a node come online, whose key has been checked; a second key replaces the first."""
+        key = request.public_key
         with self._lock:
-            for token in self._valid().values():
+            unknown = state.get_node_id_by_public_key(key) is None
+            for token in self._valid().values() if unknown else ():
                 node = _named(token.name, state)
-                waits = node is not None and node.node_id == token.node
-                if waits and token.key.encode() == request.public_key != node.public_key:
-                    with state.lock:
-                        del state.node_public_key_to_node_id[node.public_key]
-                        node.public_key = request.public_key
-                        state.node_public_key_to_node_id[node.public_key] = node.node_id
-                    save(state, self._nodes)
-                    log.info("%s has come with its new key: the old one has ended", token.name)
+                if node is None or node.public_key.decode() != token.replaces:
+                    continue
+                if token.key.encode() != key:
+                    continue
+                with state.lock:
+                    del state.node_public_key_to_node_id[node.public_key]
+                    node.public_key = key
+                    state.node_public_key_to_node_id[key] = node.node_id
+                save(state, self._nodes)
+                log.info("%s has come with its new key: the old one has ended", token.name)
+                break
         return fleet.activate_node(request, state)
 
     async def _begin(self, request: Request) -> Response:
@@ -109,7 +114,7 @@ class Enrolment:
         with self._lock:
             kept = {k: each for k, each in self._valid().items() if each.name != name}
             until = steady_clock.now().timestamp() + DAY
-            token = Token(name, until, node.node_id if node else 0)
+            token = Token(name, until, node.public_key.decode() if node else "")
             self._tokens = {**kept, _digest(text.encode()): token}
             self._write()
         return PlainTextResponse(text)
@@ -137,9 +142,10 @@ class Enrolment:
                 log.warning("a second device has come with the token of %s", token.name)
                 raise HTTPException(410, f"another device has used this token: {AGAIN}")
             node, owner = _named(token.name, state), state.get_node_id_by_public_key(pem)
-            known = node.node_id if node else 0
-            fits = owner == known if owner else known == token.node and (known or not token.key)
-            if not fits:
+            now = node.public_key.decode() if node else ""
+            again = node is not None and node.node_id == owner
+            first = owner is None and now == token.replaces and (now or not token.key)
+            if not (again or first):
                 raise HTTPException(410, f"this key or {token.name} is registered or gone: {AGAIN}")
             if node is None:
                 state.create_node(

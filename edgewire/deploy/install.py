@@ -83,13 +83,13 @@ def install(source: str, root: Path, config: str | None = None) -> list[str]:
         kept = config is None and env.exists() and f"SUPERLINK={address}" in env.read_text().split()
         if not kept:
             write_file(env, text.encode())
+        (root / UNITS).mkdir(parents=True, exist_ok=True)
+        write_file(root / UNITS / UNIT, unit.encode())
+        (root / UNITS / UNIT).chmod(0o644)
         (new / CA).chmod(0o644)  # the node's user reads it
         for name in (CA, KEY):
             (new / name).replace(folder / name)
         new.rmdir()
-        (root / UNITS).mkdir(parents=True, exist_ok=True)
-        write_file(root / UNITS / UNIT, unit.encode())
-        (root / UNITS / UNIT).chmod(0o644)
     except WORTH_WAITING as error:
         if isinstance(error, OSError):
             raise UsageError(f"{error.filename}: {error.strerror}: run this as root") from error

@@ -181,19 +181,20 @@ def _register(given: argparse.Namespace) -> list[str]:
 
 def _bundle(given: argparse.Namespace) -> list[str]:
     env, lines = env_of(_address(given), given.node_config), list[str]()
+    certificate_in(ca := given.keys / f"{CA}.crt")
     for name in given.names:
         key, _ = node_files(given.keys, name)
         if not key.exists():
             lines += [f"made {path}" for path in make_node(given.keys, name)]
         private_key(key)
-        content = packed(key, given.keys / f"{CA}.crt", env)
+        content = packed(key, ca, env)
         lines.append(f"made {write_new(Path(f'{name}.tar'), content, SECRET)}: it holds a key")
     return lines
 
 
 def _enrol(given: argparse.Namespace) -> list[str]:
-    address, ca = _address(given), given.keys / f"{CA}.crt"
-    certificate_in(ca)
+    address = _address(given)
+    certificate_in(ca := given.keys / f"{CA}.crt")
     with _superlink(given) as superlink:
         tokens = [_token(superlink, name, given.renew) for name in given.names]
     return [f"edgewire://{address}#{hash_of(ca.read_bytes())}/{token}" for token in tokens]

@@ -92,7 +92,8 @@ class Enrolled(RuleBasedStateMachine):
         assert status == (200 if usual else 409)
         if usual:
             self.tokens = {k: v for k, v in self.tokens.items() if v.name != name}
-            token = SimpleNamespace(name=name, until=self.now + DAY, node=node, key=None)
+            old = node and node.public_key
+            token = SimpleNamespace(name=name, until=self.now + DAY, old=old, key=None)
             self.tokens[text] = token
 
     @precondition(lambda self: self.tokens)
@@ -110,15 +111,15 @@ class Enrolled(RuleBasedStateMachine):
             return
         status, said = self.post(TAKE, content=content)
         other = token.key not in (None, key) or (owner is not None and node != self.of(owner))
-        if token.node:
-            fits = node is not None and node.node_id == token.node.node_id
+        if token.old:
+            fits = node is not None and node.public_key == token.old
         else:
             fits = node is None and token.key is None
         wanted = self.now < token.until and not other and (fits or owner is not None)
         assert (status, said == token.name) == ((200, True) if wanted else (410, False))
         if wanted:
             token.key = key
-            assert token.node or self.node(token.name).public_key == key
+            assert token.old or self.node(token.name).public_key == key
 
     @rule(place=st.integers(0, 1), key=st.sampled_from(KEYS))
     def activate(self, place, key):
@@ -127,18 +128,20 @@ class Enrolled(RuleBasedStateMachine):
         key = [*taken, key][min(place, len(taken))]
         owner = self.state.get_node_id_by_public_key(key)
         waits = [
-            each for each in self.tokens.values()
-            if each.key == key and each.node and self.now < each.until
-            and (node := self.node(each.name)) and node.node_id == each.node.node_id
+            (token, node) for token in self.tokens.values()
+            if token.key == key and self.now < token.until
+            and (node := self.node(token.name)) and node.public_key == token.old
         ]  # fmt: skip
+        ids = {token.name: node.node_id for token, node in waits}
         with suppress(FlowerError):  # it is unknown, or online already
             self.tool.activate(
                 ActivateNodeRequest(public_key=key, heartbeat_interval=30), self.state
             )
-        assert (self.state.get_node_id_by_public_key(key) is not None) == bool(owner or waits)
-        for token in waits:
-            assert self.node(token.name).public_key == key  # and it keeps its id
-            assert self.node(token.name).node_id == token.node.node_id
+        now = self.state.get_node_id_by_public_key(key)
+        if owner is not None or not waits:
+            assert now == owner
+        else:
+            assert now in ids.values()  # the node keeps its id
 
     @rule(name=st.sampled_from(NAMES), key=st.sampled_from(KEYS))
     def revoke_or_register(self, name, key):
@@ -160,6 +163,7 @@ class Enrolled(RuleBasedStateMachine):
     def a_name_has_one_key(self):
         nodes = [each for each in self.state.nodes.values() if each.status != node_registry.GONE]
         assert len({each.name for each in nodes}) == len(nodes)
+        assert len({each.public_key for each in nodes}) == len(nodes)
         there = {each.public_key: each.node_id for each in nodes}
         assert dict(self.state.node_public_key_to_node_id) == there
         assert {each.node_id for each in node_registry.load(self.nodes)} == set(there.values())
@@ -167,6 +171,18 @@ class Enrolled(RuleBasedStateMachine):
 
 Enrolled.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestEnrolled = Enrolled.TestCase
+
+
+def test_a_key_that_waits_for_one_name_and_gets_another_keeps_that():
+    server = Enrolled()
+    server.revoke_or_register("kitchen", KEYS[0])
+    for place, name in enumerate(("kitchen", "garden")):
+        server.begin(name, True)
+        server.take(place, KEYS[1], 0)
+    server.activate(0, KEYS[1])
+    server.a_name_has_one_key()
+    assert server.node("garden").public_key == KEYS[1]
+    server.teardown()
 
 
 @pytest.mark.parametrize("content", HOSTILE)
