@@ -27,8 +27,9 @@ def run(capsys):
     def call(program, *words):
         code = program.main([str(word) for word in words])
         said = capsys.readouterr()
-        assert code == 0 or (said.out, said.err.count("\n")) == ("", 1)
-        return code, (said.out or said.err).splitlines()
+        lines = (said.err if code else said.out).splitlines()
+        # The server's log, which is this process's, may come before.
+        return code, lines[-1:] if code else lines
 
     return call
 
