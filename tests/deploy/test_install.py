@@ -25,11 +25,11 @@ def run(capsys):
     """Return a function that runs `keys` or `install`; it returns its code and its lines."""
 
     def call(program, *words):
+        capsys.readouterr()  # of the log of the server in this process
         code = program.main([str(word) for word in words])
         said = capsys.readouterr()
         lines = (said.err if code else said.out).splitlines()
-        # The server's log, which is this process's, may come before.
-        return code, lines[-1:] if code else lines
+        return code, lines[-1:] if code else lines  # after the server's log
 
     return call
 
