@@ -192,7 +192,7 @@ def _unit(root: Path) -> str:
         return text
     for place in (PROJECT, Path(sys.executable), Path(sys.executable).resolve()):
         if HIDDEN.match(f"{place}/"):
-            raise UsageError(f"a service cannot see {place}: move the project to {EXPECTED}")
+            raise UsageError(f"a service cannot see {place}: move it, the project to {EXPECTED}")
     text = text.replace(f"{EXPECTED}/.venv/bin/python", sys.executable)
     return text.replace(EXPECTED, str(PROJECT))
 

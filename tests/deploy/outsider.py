@@ -24,7 +24,7 @@ from edgewire.deploy.signed_header import headers, read_header, sign_header
 
 OURS = [
     "/v1/runtime/edgewire/pull", "/v1/runtime/edgewire/push", "/v1/control/edgewire/runs/",
-    "/docs", "/openapi.json",
+    "/v1/fleet/edgewire/enrol", "/v1/control/edgewire/enrol", "/docs", "/openapi.json",
 ]  # fmt: skip
 
 
