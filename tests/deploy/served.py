@@ -31,6 +31,7 @@ from flwr.superlink.main import create_app
 from edgewire.deploy import compact_bundle
 from edgewire.deploy.device.app_runner import message_of
 from edgewire.deploy.device.client import FleetClient
+from edgewire.deploy.enrolment import Enrolment
 from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.api import BundleApi
 from edgewire.deploy.server.connections import uvicorn_options
@@ -64,8 +65,11 @@ class Server:
         self.app = app = create_app()
         if bundling:
             budget = budget or BodyBudget()
-            self.states = FleetStates()
-            app.add_middleware(BundleApi, output=output, budget=budget, states=self.states)
+            tokens, self.states = None, FleetStates()
+            if keys is not None and nodes is not None:
+                tokens = Enrolment(nodes.with_name("tokens.json"), nodes, keys / "ca.crt")
+            ours = {"states": self.states, "enrolment": tokens}
+            app.add_middleware(BundleApi, output=output, budget=budget, **ours)
             app.add_middleware(SignedUploads, budget=budget)
             cert = certificate or (keys and keys / "server.crt")
             folder = Path() if output is None else output
