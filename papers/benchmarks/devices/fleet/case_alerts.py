@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
+import gc
 import json
 import os
 import re
@@ -96,6 +97,9 @@ class Fleet:
             self.stack.callback(subprocess.run, ["umount", "--lazy", str(self.output)], check=True)
         server = THERE.Server(output=self.output, certificate=self.keys / "server.crt")
         server.app.add_middleware(Stops)
+        gc.collect()
+        gc.freeze()  # as the server does: a full garbage collection stops the event loop
+        self.stack.callback(gc.unfreeze)
         self.stack.callback(self.running.close)
         self.running.enter_context(server)
         self.http = self.stack.enter_context(
@@ -173,7 +177,8 @@ class Fleet:
         series = []
         for (name, labels), value in after.items():
             is_time = name.endswith("_timestamp_seconds")
-            growth = 60 * (is_time and value > before.get((name, labels), value))
+            grown = value - before.get((name, labels), value)
+            growth = 60 * (is_time and grown > 0.5)  # microseconds are noise
             shown = ",".join(f"{key}={json.dumps(text)}" for key, text in labels)
             start = value - now if is_time else value
             values = f"{start:.3f}+{growth}x{MINUTES}"
