@@ -23,7 +23,7 @@ from edgewire.machine.proxies import expect_address, expect_usable_proxies, keep
 from edgewire.machine.surroundings import print_any_text
 
 NOTHING = (None, "")  # a value that is not known
-HIDDEN = ("node", "reply")  # fields that are ids
+HIDDEN = ("node", "reply", "clock_ahead")  # ids, and what `clock_offset` contains
 UNITS = {"clock_offset": (1, "s"), "temperature": (1, "C"), "free_disk": (1e9, "GB")}
 UNITS |= dict.fromkeys(("uplink_bytes", "downlink_bytes"), (1e6, "MB"))
 

@@ -66,7 +66,7 @@ class FleetClient:
 
     `address`: host:port. `root_certificates`: a PEM file; None: the system's certificates. Every
     call may raise `ServerRefusal`, and `httpx.TransportError` if the server cannot be reached.
-    After a refused signature, the calls are signed with the server's time.
+    After a refused signature, the calls are signed with the server's time: `ahead` seconds less.
     After a pull, the server needs no heartbeat until the time `counted_until` (on
     `time.monotonic`).
     """
@@ -95,7 +95,7 @@ class FleetClient:
         )
         for name in ("accept", "accept-encoding", "connection", "user-agent"):
             del self._http.headers[name]  # these headers cost 110 bytes a request
-        self._number, self._ahead = os.urandom(SIZE), 0.0
+        self._number, self.ahead = os.urandom(SIZE), 0.0
         self.counted_until = 0.0  # seconds
 
     def call(self, request: Message, kind: type[Reply], *, timeout: float = _ANSWER) -> Reply:
@@ -168,7 +168,7 @@ class FleetClient:
 
     def _bundled(self, what: str, node: int, wait: int, content: bytes) -> bytes:
         sign = partial(sign_message, self._key)
-        signed = sign_header(node, wait, sign, self._ahead)
+        signed = sign_header(node, wait, sign, self.ahead)
         return self._post(f"{BUNDLED}/compact/{what}", signed + content, {}, _ANSWER + wait)
 
     def _post(self, path: str, content: bytes, headers: dict[str, str], timeout: float) -> bytes:
@@ -181,13 +181,13 @@ class FleetClient:
         if not response.is_success:
             refusal = ServerRefusal(response)
             if refusal.status == 401:
-                self._ahead = refusal.ahead or 0.0
+                self.ahead = refusal.ahead or 0.0
             raise refusal
         return response.content
 
     def _signed(self) -> dict[str, str]:
         """Return the headers by which Flower's server authenticates its nodes."""
-        now = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self._ahead)
+        now = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self.ahead)
         stamp = now.isoformat()
         return headers(self.public_key, stamp, sign_message(self._key, stamp.encode()))
 

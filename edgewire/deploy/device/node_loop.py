@@ -109,7 +109,8 @@ class Device:
             log.info("online at %s as %s", self._fleet.address, name)
             self._known = True
         if self._claim is None:
-            telemetry = self._telemetry.due() if self._member.takes_telemetry else b""
+            takes = self._member.takes_telemetry
+            telemetry = self._telemetry.due(self._fleet.ahead) if takes else b""
             self._claim = self._fleet_transport.pull(self._member.node, telemetry)
             self._written = False
             if self._claim is None:

@@ -50,9 +50,11 @@ class Telemetry:
                 text = (c if c.isprintable() else " " for c in str(error)[:80])
                 self._usual["error_text"] = "".join(text)
 
-    def due(self) -> bytes:
+    def due(self, ahead: float = 0.0) -> bytes:
         """Return the telemetry every `PERIOD` seconds, and after another kind of error or a change
         of the voltage; otherwise b"".
+
+        `ahead`: the seconds by which the node signs earlier than by its own clock.
         """
         alarms = _numbers(SUPPLIES)
         told: dict[str, Any] = self._usual | ({"undervoltage": any(alarms)} if alarms else {})
@@ -60,6 +62,7 @@ class Telemetry:
         if state == self._sent and time.monotonic() < self.until:
             return b""
         self._sent, self.until = state, time.monotonic() + PERIOD
+        told["clock_ahead"] = round(ahead)
         if heat := _numbers(TEMPERATURES):
             told = {**told, "temperature": max(heat) / 1000}
         with suppress(OSError):

@@ -31,7 +31,8 @@ class NodeState:
     `streak`: those since its last usable reply; `reply`: the id of its last reply.
     `uplink_bytes`, `downlink_bytes`: of the bodies of its pulls, pushes and downloads.
 
-    By the node: `edgewire`, `flower`, `python`: versions. `free_disk`: bytes where its state is.
+    By the node: `clock_ahead`: what it has subtracted from the time that it signs, in seconds.
+    `edgewire`, `flower`, `python`: versions. `free_disk`: bytes where its state is.
     `temperature`: of its hottest part, in degrees Celsius. `undervoltage`: whether its supply is
     too weak. `error`: the kind of its last error, such as "ValueError"; `error_text`: one line of
     printable characters, only with `--tell-errors`.
@@ -47,6 +48,7 @@ class NodeState:
     reply: str = ""
     uplink_bytes: int = 0
     downlink_bytes: int = 0
+    clock_ahead: float = 0.0
     edgewire: str = ""
     flower: str = ""
     python: str = ""
@@ -59,7 +61,7 @@ class NodeState:
 
 # The fields that telemetry has: the most characters of texts, and the ranges of numbers.
 _TEXTS = {"edgewire": 40, "flower": 40, "python": 40, "error": 40, "error_text": 80}
-_RANGES = {"free_disk": (0, 1e18), "temperature": (-100, 300)}
+_RANGES = {"free_disk": (0, 1e18), "temperature": (-100, 300), "clock_ahead": (-1e10, 1e10)}
 
 
 def _is_sound(name: str, value: Any) -> bool:
@@ -97,12 +99,13 @@ class FleetStates:
     def pulled(self, node: int, stamp: str, telemetry: bytes) -> None:
         """Note a pull: the time in its signature, in ISO format, and telemetry or b""."""
         about, told = self.of(node), None
-        about.clock_offset = datetime.fromisoformat(stamp).timestamp() - time.time()
         with suppress(zlib.error, ValueError, RecursionError):
             told = json.loads(zlib.decompressobj(-15).decompress(telemetry, INFLATED))
         for name, value in told.items() if isinstance(told, dict) else ():
             if _is_sound(name, value):
                 setattr(about, name, value)
+        signed = datetime.fromisoformat(stamp).timestamp()
+        about.clock_offset = signed - time.time() + about.clock_ahead
 
     def replied(self, node: int, reply: str, failed: bool) -> None:
         """Count a reply with this id; a reply that comes again counts once."""

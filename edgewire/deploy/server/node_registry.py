@@ -51,7 +51,6 @@ class Registry:
             keep_ids(state_of(scope))
         elif scope["type"] == "http" and scope["path"] in CHANGING:
             state = state_of(scope)
-
             held = list[Scope]()
 
             async def hold(message: Scope) -> None:
@@ -100,12 +99,12 @@ def save(state: Any, file: Path) -> None:
 
 
 def undo(state: Any, response: bytes) -> None:
-    """Remove the node of the response to a registration from an in-memory state."""
+    """Revoke the node of the response to a registration; its name keeps its id."""
     number = RegisterNodeResponse.FromString(response).node_id
     with state.lock:
-        if node := state.nodes.pop(number, None):
-            del state.node_public_key_to_node_id[node.public_key]
-            state.owner_to_node_ids[node.owner_aid].discard(number)
+        if node := state.nodes.get(number):
+            state.node_public_key_to_node_id.pop(node.public_key, None)
+            node.status = GONE
 
 
 def restore(state: Any, file: Path) -> None:

@@ -34,7 +34,7 @@ from edgewire.protocol.flower_releases import WANTED, installed, is_known
 PORT = 8000  # Flower's default
 NODES, TOKENS, LOCK = "nodes.json", "tokens.json", "lock"  # files in the folder --state
 KEPT = 75  # seconds that an idle connection stays open: a new one costs a node 3 kB
-SUPEREXEC = (sys.executable, "-m", "edgewire.deploy.server.superexec")
+SUPEREXEC = (sys.executable, "-m", "edgewire.deploy.superexec")
 ENDING = 2  # seconds that requests have when the server ends; nodes repeat their pulls
 
 
@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not is_known(found := installed()):
             raise UsageError(f"not tried with Flower {found}: `pip install '{WANTED}'`")
+        if any(word.startswith("--database") for word in rest):
+            raise UsageError("--database: this server's state is in memory, and in --state")
         expect_usable_proxies()
         line = command_line(options)
         variables = environment(options)
@@ -136,7 +138,7 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     from edgewire.deploy.server.fleet import FleetStates
     from edgewire.deploy.server.metrics import Monitor
     from edgewire.deploy.server.node_registry import Registry, load
-    from edgewire.deploy.server.retention import each_day
+    from edgewire.deploy.server.run_files import each_day
     from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 
     budget, states, runs = BodyBudget(), FleetStates(), output_of(options)

@@ -3,6 +3,7 @@
 import json
 import zlib
 from dataclasses import asdict, fields
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 from flwr.proto.node_pb2 import NodeInfo
@@ -35,7 +36,7 @@ def test_telemetry_sets_nothing_but_sound_values_of_the_nodes_own_fields(telemet
     states, before = FleetStates(), asdict(NodeState(7))
     states.pulled(7, STAMP, telemetry)
     found = asdict(states.of(7))
-    for name in set(before) - set(TOLD) - {"clock_offset"}:
+    for name in set(before) - set(TOLD) - {"clock_offset", "clock_ahead"}:
         assert found[name] == before[name]
     for name in ("edgewire", "flower", "python", "error", "error_text"):
         assert isinstance(found[name], str)
@@ -43,6 +44,7 @@ def test_telemetry_sets_nothing_but_sound_values_of_the_nodes_own_fields(telemet
         assert found[name].isprintable()
     for name, most in (("free_disk", 1e18), ("temperature", 300)):
         assert found[name] is None or -100 <= found[name] <= most
+    assert -1e10 <= found["clock_ahead"] <= 1e10
     assert found["undervoltage"] in (None, True, False)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
@@ -66,6 +68,9 @@ def test_sound_telemetry_is_taken_and_an_unknown_field_ignored():
     assert told.items() <= found.items()
     assert found["error"] == "OSError ENOSPC"
     assert found["clock_offset"] < 0
+    now = datetime.now(UTC).isoformat()  # signed with the server's time, by a node that is ahead
+    states.pulled(7, now, packed('{"clock_ahead": 600}'))
+    assert 590 < states.of(7).clock_offset <= 600
 
 
 @given(

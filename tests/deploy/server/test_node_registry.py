@@ -36,13 +36,11 @@ def test_a_node_is_registered_if_and_only_if_it_is_stored(moments, full, passes)
     """
     failing = range(full[0], sum(full))
     stored, saves, statuses = [], [], {}
-    state = SimpleNamespace(
-        lock=nullcontext(), nodes={}, node_public_key_to_node_id={}, owner_to_node_ids={"": set()}
-    )
+    state = SimpleNamespace(lock=nullcontext(), nodes={}, node_public_key_to_node_id={})
 
     async def save(write, state, file):
         saves.append(len(saves))
-        number, now = saves[-1], list(state.nodes)
+        number, now = saves[-1], [n for n, node in state.nodes.items() if node.status != GONE]
         for _ in range(passes):
             await asyncio.sleep(0)
         if number in failing:
@@ -53,7 +51,6 @@ def test_a_node_is_registered_if_and_only_if_it_is_stored(moments, full, passes)
         number, key = scope["number"], b"%d" % scope["number"]
         state.nodes[number] = NodeInfo(node_id=number, public_key=key)
         state.node_public_key_to_node_id[key] = number
-        state.owner_to_node_ids[""].add(number)
         await send({"type": "http.response.start", "status": 200})
         body = RegisterNodeResponse(node_id=number).SerializeToString()
         await send({"type": "http.response.body", "body": body})
@@ -78,13 +75,36 @@ def test_a_node_is_registered_if_and_only_if_it_is_stored(moments, full, passes)
         patch.setattr(node_registry, "state_of", lambda scope: state)
         asyncio.run(main())
     kept = {number for number, status in statuses.items() if status == 200}
-    assert kept == set(state.nodes) == state.owner_to_node_ids[""] == set(stored or [])
+    assert kept == {n for n, node in state.nodes.items() if node.status != GONE} == set(stored)
     assert kept == set(state.node_public_key_to_node_id.values())
     assert set(statuses.values()) <= {200, 507}
     assert len(statuses) == len(moments)
     assert len(statuses) - len(kept) == len([n for n in saves if n in failing])
     if not any(n in failing for n in saves):
         assert len(saves) <= (LOOKS + 1) // passes + 2  # not one for each request
+
+
+def test_the_operator_reads_that_a_key_is_not_registered(tmp_path, monkeypatch, capsys):
+    for words in (["server", "here"], ["node", "kitchen"]):
+        assert keys.main(["--keys", str(tmp_path), *words]) == 0
+    with Server(keys=tmp_path, nodes=tmp_path / "nodes.json") as server:
+        there = ["--keys", str(tmp_path), "--superlink", server.address]
+        for word in ("register", "revoke"):
+            with monkeypatch.context() as patch:
+                patch.setattr(node_registry, "write_file", full_disk)
+                assert keys.main([*there, word, "kitchen"]) == 1
+            said = capsys.readouterr().err
+            assert said.count("\n") == 1
+            assert "nodes.json cannot be written: No space left on device" in said
+            if word == "register":
+                assert keys.main([*there, word, "kitchen"]) == 0
+        capsys.readouterr()
+        keys.main([*there, "list"])
+        assert "kitchen" not in capsys.readouterr().out
+
+
+def full_disk(*_):
+    raise OSError(28, "No space left on device")
 
 
 NAMES = ("kitchen", "garden", "attic", "")  # "": a node without a name
@@ -125,26 +145,3 @@ def test_a_new_key_of_a_revoked_name_has_the_names_id_and_place(tmp_path_factory
         keys
     )
     assert set(state.owner_to_node_ids["owner"] if ids else ()) == set(ids.values())
-
-
-def test_the_operator_reads_that_a_key_is_not_registered(tmp_path, monkeypatch, capsys):
-    for words in (["server", "here"], ["node", "kitchen"]):
-        assert keys.main(["--keys", str(tmp_path), *words]) == 0
-    with Server(keys=tmp_path, nodes=tmp_path / "nodes.json") as server:
-        there = ["--keys", str(tmp_path), "--superlink", server.address]
-        for word in ("register", "revoke"):
-            with monkeypatch.context() as patch:
-                patch.setattr(node_registry, "write_file", full_disk)
-                assert keys.main([*there, word, "kitchen"]) == 1
-            said = capsys.readouterr().err
-            assert said.count("\n") == 1
-            assert "nodes.json cannot be written: No space left on device" in said
-            if word == "register":
-                assert keys.main([*there, word, "kitchen"]) == 0
-        capsys.readouterr()
-        keys.main([*there, "list"])
-        assert "kitchen" not in capsys.readouterr().out
-
-
-def full_disk(*_):
-    raise OSError(28, "No space left on device")

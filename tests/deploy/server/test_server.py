@@ -55,6 +55,13 @@ def test_without_encryption_the_server_listens_on_this_machine_only(host, local)
             server.command_line(asked)
 
 
+@pytest.mark.parametrize("words", [["--database", "a.db"], ["--database=a.db"]])
+def test_a_database_is_refused(words, capsys):
+    assert server.main(["--insecure", "--host", "127.0.0.1", *words]) == 2
+    said = "error: --database: this server's state is in memory, and in --state\n"
+    assert capsys.readouterr().err == said
+
+
 def test_the_gate_is_the_first_middleware():
     (kind, said), *others = server.gated(options())
     assert kind is LocalOnly

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewire.deploy.server.retention import DAY, remove_old
+from edgewire.deploy.server.run_files import DAY, remove_old
 from edgewire.deploy.server.server import days
 
 STARTS = st.integers(0, 10**9).map(lambda start: float(start))  # also of a clock that is wrong
