@@ -56,6 +56,7 @@ from edgewire.machine.errors import EngineError, UsageError
 from edgewire.machine.surroundings import print_any_text
 
 GONE = ("unregistered", "deleted")
+BEGIN = "control/edgewire/enrol"  # the call that makes a token
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -168,7 +169,8 @@ def _register(given: argparse.Namespace) -> list[str]:
                 continue
             if given.renew:
                 with _superlink(given) as superlink:
-                    content = _token(superlink, name, True).encode() + b"\n" + key
+                    token = _posted(superlink, BEGIN, params={"name": name, "renew": "1"})
+                    content = token.encode() + b"\n" + key
                     _posted(superlink, "fleet/edgewire/enrol", content=content)
                 lines.append(f"{name} gets this key when its node first uses it")
                 continue
@@ -196,7 +198,9 @@ def _enrol(given: argparse.Namespace) -> list[str]:
     address = _address(given)
     certificate_in(ca := given.keys / f"{CA}.crt")
     with _superlink(given) as superlink:
-        tokens = [_token(superlink, name, given.renew) for name in given.names]
+        renew = {"renew": "1"} if given.renew else {}
+        found = [{"name": name, **renew} for name in given.names]
+        tokens = [_posted(superlink, BEGIN, params=each) for each in found]
     return [f"edgewire://{address}#{hash_of(ca.read_bytes())}/{token}" for token in tokens]
 
 
@@ -216,13 +220,8 @@ def _address(given: argparse.Namespace) -> str:
     return f"[{first}]:{port}" if ":" in first else f"{first}:{port}"
 
 
-def _token(superlink: Superlink, name: str, renew: bool) -> str:
-    """Let the server make a token for a name; return it. Raises `UsageError` if it refuses."""
-    words = {"name": name} | ({"renew": "1"} if renew else {})
-    return _posted(superlink, "control/edgewire/enrol", params=words)
-
-
 def _posted(superlink: Superlink, path: str, **options: Any) -> str:
+    """Return the answer to a call of the server. Raises `UsageError` if it refuses the call."""
     found = superlink.http.post(f"/v1/{path}", **options)
     if not found.is_success:
         missing = "it runs without TLS, or is no `edgewire.deploy.server`"
