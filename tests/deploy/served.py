@@ -32,11 +32,11 @@ from edgewire.deploy import compact_bundle
 from edgewire.deploy.device.app_runner import message_of
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.enrolment import Enrolment
+from edgewire.deploy.monitoring.metrics import Monitor
+from edgewire.deploy.monitoring.node_states import FleetStates
 from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.api import BundleApi
 from edgewire.deploy.server.connections import uvicorn_options
-from edgewire.deploy.server.fleet import FleetStates
-from edgewire.deploy.server.metrics import Monitor
 from edgewire.deploy.server.node_registry import Registry
 from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 from edgewire.deploy.signed_header import headers, sign_header

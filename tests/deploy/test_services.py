@@ -13,7 +13,8 @@ import yaml
 
 from edgewire.deploy import node
 from edgewire.deploy.device.heartbeats import Membership
-from edgewire.deploy.server import metrics, server
+from edgewire.deploy.monitoring import metrics
+from edgewire.deploy.server import server
 from tests.runs import ROOT
 
 FOLDER = ROOT / "edgewire" / "deploy" / "systemd"

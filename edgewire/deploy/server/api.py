@@ -70,10 +70,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from edgewire.deploy import compact_bundle
 from edgewire.deploy.enrolment import Enrolment
+from edgewire.deploy.monitoring.node_states import FleetStates
 from edgewire.deploy.server import message_store
 from edgewire.deploy.server.access import LIMIT, App, Scope, Send
 from edgewire.deploy.server.duplicates import SIZE, DuplicateNodes
-from edgewire.deploy.server.fleet import FleetStates
 from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply, parts_of_replies
 from edgewire.deploy.server.keyed_condition import KeyedCondition
 from edgewire.deploy.server.large_bodies import LargeBodies, LargeResponse

@@ -134,9 +134,9 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     Raises `UsageError` if the file of registered nodes is damaged.
     """
     from edgewire.deploy.enrolment import Enrolment
+    from edgewire.deploy.monitoring.metrics import Monitor
+    from edgewire.deploy.monitoring.node_states import FleetStates
     from edgewire.deploy.server.api import BundleApi
-    from edgewire.deploy.server.fleet import FleetStates
-    from edgewire.deploy.server.metrics import Monitor
     from edgewire.deploy.server.node_registry import Registry, load
     from edgewire.deploy.server.run_files import each_day
     from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads

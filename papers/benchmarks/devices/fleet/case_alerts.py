@@ -40,7 +40,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from edgewire.deploy import certificates, compact_bundle, signed_header
 from edgewire.deploy.certificates import make_ca, make_server
 from edgewire.deploy.device.app_runner import refused
-from edgewire.deploy.server.metrics import POLL
+from edgewire.deploy.monitoring.metrics import POLL
 from edgewire.machine.errors import UsageError
 from edgewire.protocol.bundle import parts_of
 from edgewire.protocol.choose_grid import bundled

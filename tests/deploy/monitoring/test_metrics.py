@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgewire.deploy.certificates import make_ca, make_server
-from edgewire.deploy.server import metrics
+from edgewire.deploy.monitoring import metrics
+from edgewire.deploy.monitoring.metrics import Monitor, labels
+from edgewire.deploy.monitoring.node_states import FleetStates
 from edgewire.deploy.server.certificate_file import RENEW
-from edgewire.deploy.server.fleet import FleetStates
-from edgewire.deploy.server.metrics import Monitor, labels
 from tests.deploy.served import FakeNode, Server
 from tests.runs import ROOT
 

@@ -22,10 +22,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse
 
 from edgewire.deploy.certificates import end_of
+from edgewire.deploy.monitoring.node_states import FleetStates, NodeState
 from edgewire.deploy.sd_notify import ALIVE, notify
 from edgewire.deploy.server.access import App, Scope, Send
 from edgewire.deploy.server.certificate_file import RENEW
-from edgewire.deploy.server.fleet import FleetStates, NodeState
 from edgewire.deploy.server.node_registry import OFFLINE, ONLINE, state_of
 from edgewire.deploy.server.run_files import is_plain
 
