@@ -52,6 +52,7 @@ class Soak:
         for thread in threads:
             thread.start()
         end, runs = time.monotonic() + 60 * self._args.minutes, list[dict[str, Any]]()
+        threading.Timer(60 * self._args.minutes, self._over.set).start()  # the last run ends alone
         while time.monotonic() < end:
             runs.append(self._run(len(runs), end))
             print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
@@ -149,7 +150,7 @@ def measured(words: list[str]) -> dict[str, Any]:
     add("--nodes", type=int, default=4)
     add("--rounds", type=int, default=500, help="of a run")
     add("--seed", type=int, default=0)
-    add("--pause", type=float, default=12.0, help="mean seconds between two faults of a sequence")
+    add("--pause", type=float, default=30.0, help="mean seconds between two faults of a sequence")
     add("--longest", type=float, default=40.0, help="seconds of a disturbance")
     add("--most", type=float, default=900.0, help="seconds after the end for the last run")
     add("--kinds", default=",".join(SoakFaults.kinds()))
