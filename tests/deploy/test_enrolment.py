@@ -62,6 +62,7 @@ class Enrolled(RuleBasedStateMachine):
         self.nodes = folder / "nodes.json"
         self.state = type(FIRST)(FIRST.federation_manager, FIRST.object_store)
         node_registry.restore(self.state, self.nodes)
+        node_registry.keep_ids(self.state)
         self.tool = Enrolment(folder / "tokens.json", self.nodes, folder / "ca.crt")
 
     def post(self, path, query="", content=b""):
