@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from statistics import fmean, stdev
+from statistics import covariance, fmean, variance
 
 from edgewire.command import compare as shared
 from edgewire.command.compare import Comparison, Method, say
@@ -200,16 +200,18 @@ def _on_folds(
 ) -> float:
     """Return what `further` does, by runs on the same folds; `lost`: by seeds on one fold.
 
-    Two runs on a fold differ by its samples, too. So the mean of these differences counts, with its
-    error, and the deviation of `lost`.
+    The losses on folds vary by the seed and by the samples, which are those of the uncompressed
+    runs, too. So the covariance of both is the part of the samples. The rest is the variance of a
+    further seed, if `lost` does not have more, and the error of the mean is added.
     """
     if not {ours, plain} <= runs.keys():
         return math.inf
-    pairs = zip(*(losses(runs[each], runs[plain]) for each in (ours, plain)), strict=False)
-    found, spread = estimate(mine - theirs for mine, theirs in pairs), stdev(lost)
-    if found is None or found.std is None:
+    mine, theirs = (losses(runs[each], runs[plain]) for each in (ours, plain))
+    if len(mine) != len(theirs) or len(mine) < 2:
         return math.inf
-    return found.mean + SURE * math.hypot(spread, found.std / math.sqrt(found.count))
+    differences = [a - b for a, b in zip(mine, theirs, strict=True)]
+    seeds = max(variance(mine) - max(covariance(mine, theirs), 0), variance(lost))
+    return fmean(differences) + SURE * math.sqrt(seeds + variance(differences) / len(mine))
 
 
 def _fewest(asked: Comparison, limit: float) -> int:

@@ -1,6 +1,7 @@
 """Makes the files with the keys and certificates of the CA, the server and the nodes.
 
 ca.key, ca.crt            of the CA; anyone who has ca.key can impersonate the server
+ca.old-NUMBER.key, cross.crt    while two CAs are in ca.crt: the old key, and see `make_next_ca`
 server.key, server.crt    of the server
 nodes/NAME.key, .pub      of a node, in OpenSSH's format, which Flower reads
 
@@ -16,7 +17,7 @@ import re
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -32,7 +33,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgewire.machine.errors import UsageError
 
-CA, SERVER, NODES = "ca", "server", "nodes"
+CA, SERVER, NODES, CROSS = "ca", "server", "nodes", "cross.crt"
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server's own processes connect to these names
 CA_DAYS, SERVER_DAYS = 3650, 825
 SOON = 30  # days before a certificate expires
@@ -51,16 +52,42 @@ def make_ca(keys: Path) -> list[Path]:
     if (keys / f"{CA}.key").exists() and (keys / f"{CA}.crt").exists():
         return []
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "EdgeWire CA")])
-    signs = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    made = _begun(name, name, key.public_key(), CA_DAYS)
-    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    made = made.add_extension(signs, critical=True)
-    certificate = _signed(made, key)
     return [
         write_new(keys / f"{CA}.key", _pem(key), SECRET),
-        write_new(keys / f"{CA}.crt", certificate, PUBLIC),
+        write_new(keys / f"{CA}.crt", _ca_certificate(key, key), PUBLIC),
     ]
+
+
+def make_next_ca(keys: Path) -> list[Path]:
+    """Make a CA beside the old one, for new certificates; return the paths.
+
+    ca.crt holds both, the new one first. cross.crt is the new CA's key, signed by the old CA: the
+    server sends it, so that nodes which know one of the CAs alone accept its next certificate.
+    Raises `UsageError` if there are two CAs already, and for files that cannot be read or written.
+    """
+    if (keys / CROSS).exists():
+        raise UsageError("there are two CAs already: `ca --drop-old` ends the old one")
+    old_key, old = _ca(keys)
+    key = ec.generate_private_key(ec.SECP384R1())
+    both = _ca_certificate(key, key) + old.public_bytes(Encoding.PEM)
+    return [
+        write_new(keys / CROSS, _ca_certificate(key, old_key), PUBLIC),
+        write_new(keys / f"{CA}.old-{old.serial_number:x}.key", _pem(old_key), SECRET),
+        _replaced(keys / f"{CA}.key", _pem(key), SECRET),
+        _replaced(keys / f"{CA}.crt", both, PUBLIC),
+    ]
+
+
+def drop_old_ca(keys: Path) -> list[Path]:
+    """Remove the old CA from ca.crt; return the path.
+
+    Raises `UsageError` if the server's certificate is still one of the old CA.
+    """
+    _, ca = _ca(keys)
+    if not is_issued(certificate_in(keys / f"{SERVER}.crt"), ca):
+        raise UsageError("the server's certificate is the old CA's: first `server --renew NAME`")
+    (keys / CROSS).unlink(missing_ok=True)
+    return [_replaced(keys / f"{CA}.crt", ca.public_bytes(Encoding.PEM), PUBLIC)]
 
 
 def make_server(keys: Path, names: list[str], renew: bool = False) -> list[Path]:
@@ -86,12 +113,9 @@ def make_server(keys: Path, names: list[str], renew: bool = False) -> list[Path]
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
     )
     builder = builder.add_extension(subject, critical=False)
-    certificate, path = _signed(builder, ca_key), keys / f"{SERVER}.crt"
-    partial = path.with_suffix(".part")
-    partial.unlink(missing_ok=True)
-    write_new(partial, certificate, PUBLIC)
-    os.replace(partial, path)
-    return [*made, path]
+    cross = keys / CROSS
+    certificate = _signed(builder, ca_key) + (cross.read_bytes() if cross.exists() else b"")
+    return [*made, _replaced(keys / f"{SERVER}.crt", certificate, PUBLIC)]
 
 
 def make_node(keys: Path, name: str) -> list[Path]:
@@ -100,13 +124,18 @@ def make_node(keys: Path, name: str) -> list[Path]:
     Raises `UsageError` for an invalid name, and for a file that exists or cannot be written.
     """
     private, public = node_files(keys, name)
-    key = ec.generate_private_key(ec.SECP384R1())
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    shown = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    secret, shown = new_key()
     return [
         write_new(private, secret, SECRET),
         write_new(public, shown + f" {name}\n".encode(), PUBLIC),
     ]
+
+
+def new_key() -> tuple[bytes, bytes]:
+    """Return a new private key of a node and its public key, in OpenSSH's format."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    return secret, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
 def node_files(keys: Path, name: str) -> tuple[Path, Path]:
@@ -156,6 +185,23 @@ def public_key(keys: Path, name: str) -> bytes:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
+def certificate_in(file: Path) -> x509.Certificate:
+    """Return the first certificate in a file. Raises `UsageError` if there is none."""
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} is no certificate that can be read") from error
+
+
+def is_issued(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
+    """Return whether a certificate is signed by this CA."""
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
 def alternatives(names: list[str]) -> list[x509.GeneralName]:
     """Return the names for the server's certificate: the given names, and the loopback names.
 
@@ -170,6 +216,11 @@ def alternatives(names: list[str]) -> list[x509.GeneralName]:
                 raise UsageError(f"{name!r} is no name or address of a server") from None
             found.append(x509.DNSName(name))
     return found
+
+
+def end_of(certificate: Path) -> datetime.datetime:
+    """Return when a certificate ends. Raises `OSError` or `ValueError` if it cannot be read."""
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
 
 
 def write_new(path: Path, content: bytes, mode: int) -> Path:
@@ -190,13 +241,25 @@ def write_new(path: Path, content: bytes, mode: int) -> Path:
     return path
 
 
+def _replaced(path: Path, content: bytes, mode: int) -> Path:
+    """Write a file atomically, with these permissions; return its path."""
+    partial = path.with_suffix(".part")
+    partial.unlink(missing_ok=True)
+    os.replace(write_new(partial, content, mode), path)
+    return path
+
+
 def _ca(keys: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    key = private_key(keys / f"{CA}.key")
-    path = keys / f"{CA}.crt"
-    try:
-        return key, x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is no certificate that can be read") from error
+    return private_key(keys / f"{CA}.key"), certificate_in(keys / f"{CA}.crt")
+
+
+def _ca_certificate(key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a CA's certificate in PEM. `key`: the CA's; `by`: that of the CA which signs it."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "EdgeWire CA")])
+    signs = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    made = _begun(name, name, key.public_key(), CA_DAYS)
+    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    return _signed(made.add_extension(signs, critical=True), by)
 
 
 def _begun(

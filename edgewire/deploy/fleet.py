@@ -1,7 +1,8 @@
 """`python -m edgewire.deploy.fleet`: prints a table of the registered nodes, sorted by name.
 
 Run it on the SuperLink's machine. `-` means that the server does not know a value. The columns are
-fields of `edgewire.deploy.server.fleet.NodeState`. With `--json` it prints all fields, for scripts.
+fields of `edgewire.deploy.monitoring.node_states.NodeState`. With `--json` it prints all fields,
+for scripts.
 """
 
 from __future__ import annotations

@@ -3,12 +3,18 @@
     python -m edgewire.deploy.keys server my.server.org 203.0.113.5   a CA, the server's certificate
     python -m edgewire.deploy.keys node kitchen garden                a key for each of these nodes
     python -m edgewire.deploy.keys register kitchen garden            let these nodes take part
+    python -m edgewire.deploy.keys bundle kitchen                     kitchen.tar, to install there
+    python -m edgewire.deploy.keys enrol kitchen               a link, by which it makes its own key
     python -m edgewire.deploy.keys list                                list the registered nodes
     python -m edgewire.deploy.keys revoke garden                      end this node's registration
     python -m edgewire.deploy.keys app                                this app's SHA-256, for --app
     python -m edgewire.deploy.keys app my_task          the same for runs with packages=[my_task]
 
-If a CA exists, `server` uses this CA. Run register, list and revoke on the SuperLink's machine.
+    python -m edgewire.deploy.keys sign owner.key       sign this app, for nodes with --app-signer
+    python -m edgewire.deploy.keys ca                                 a new CA beside the old one
+
+If a CA exists, `server` uses this CA. Run register, enrol, list and revoke on the SuperLink's
+machine. register and enrol with --renew replace a node's key, when the node first uses the new one.
 """
 
 from __future__ import annotations
@@ -18,20 +24,39 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
+from cryptography import x509
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 
 from edgewire.conf.own_packages import sources_of
 from edgewire.conf.schema import ConfigError
-from edgewire.deploy.certificates import CA, make_ca, make_node, make_server, node_files, public_key
+from edgewire.deploy.certificates import (
+    CA,
+    SECRET,
+    SERVER,
+    certificate_in,
+    drop_old_ca,
+    make_ca,
+    make_next_ca,
+    make_node,
+    make_server,
+    node_files,
+    private_key,
+    public_key,
+    write_new,
+)
+from edgewire.deploy.install import env_of, hash_of, packed
 from edgewire.engines.control import bundle
 from edgewire.engines.superlink_client import Superlink, one_line_errors
+from edgewire.machine.app_signature import sign
 from edgewire.machine.errors import EngineError, UsageError
 from edgewire.machine.surroundings import print_any_text
 
 GONE = ("unregistered", "deleted")
+BEGIN = "control/edgewire/enrol"  # the call that makes a token
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,10 +104,29 @@ def parser() -> argparse.ArgumentParser:
         kind = kinds.add_parser(name, help=text)
         kind.add_argument("names", nargs="*")
         kind.set_defaults(call=call)
+    for name, call, text in (
+        ("bundle", _bundle, "write NAME.tar for edgewire.deploy.install, with a key"),
+        ("enrol", _enrol, "let a device register itself by a link, within a day"),
+    ):
+        kind = kinds.add_parser(name, help=text)
+        kind.add_argument("names", nargs="*")
+        kind.add_argument("--address", help="the server's HOST:PORT, as in its certificate")
+        kind.set_defaults(call=call)
+    config = "such as 'data=\"/its/folder\"'"
+    kinds.choices["bundle"].add_argument("--node-config", default="", help=config)
+    for name in ("register", "enrol"):
+        kinds.choices[name].add_argument("--renew", action="store_true", help="a new key for it")
+    ca = kinds.add_parser("ca", help="make a new CA beside the old one")
+    ca.add_argument("--drop-old", action="store_true", help="end the old one")
+    ca.set_defaults(call=_next_ca)
     kinds.add_parser("list", help="say who may take part").set_defaults(call=_list)
     app = kinds.add_parser("app", help="say this app's SHA-256")
     app.add_argument("packages", nargs="*", help="the packages of runs with packages=")
     app.set_defaults(call=_app)
+    signs = kinds.add_parser("sign", help="sign this app for nodes with --app-signer")
+    signs.add_argument("key", type=Path, help="the owner's private key, of ssh-keygen -t ed25519")
+    signs.add_argument("packages", nargs="*", help="the packages of runs with packages=")
+    signs.set_defaults(call=_sign)
     return made
 
 
@@ -90,8 +134,19 @@ def _app(given: argparse.Namespace) -> list[str]:
     return [bundle(Path(__file__).parents[2], {}, sources_of(given.packages)).hash_str]
 
 
+def _sign(given: argparse.Namespace) -> list[str]:
+    app = Path(__file__).parents[2]
+    content = bundle(app, {}, sources_of(given.packages)).content
+    return [f"signed this app: {sign(app, content, given.key)}"]
+
+
 def _server(given: argparse.Namespace) -> list[str]:
     made = make_ca(given.keys) + make_server(given.keys, given.names, given.renew)
+    return [f"made {path}" for path in made]
+
+
+def _next_ca(given: argparse.Namespace) -> list[str]:
+    made = drop_old_ca(given.keys) if given.drop_old else make_next_ca(given.keys)
     return [f"made {path}" for path in made]
 
 
@@ -112,11 +167,66 @@ def _register(given: argparse.Namespace) -> list[str]:
             if known := next((each for each in there if each.public_key == key), None):
                 lines.append(f"{name} is registered already, as node {known.node_id}")
                 continue
+            if given.renew:
+                with _superlink(given) as superlink:
+                    token = _posted(superlink, BEGIN, params={"name": name, "renew": "1"})
+                    content = token.encode() + b"\n" + key
+                    _posted(superlink, "fleet/edgewire/enrol", content=content)
+                lines.append(f"{name} gets this key when its node first uses it")
+                continue
             if any(each.name == name for each in there):
-                raise UsageError(f"another key is registered as {name}: revoke that one first")
+                raise UsageError(f"{name} has another key: revoke it, or give --renew")
             node = control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id
             lines.append(f"registered {name} as node {node}")
     return lines
+
+
+def _bundle(given: argparse.Namespace) -> list[str]:
+    env, lines = env_of(_address(given), given.node_config), list[str]()
+    certificate_in(ca := given.keys / f"{CA}.crt")
+    for name in given.names:
+        key, _ = node_files(given.keys, name)
+        if not key.exists():
+            lines += [f"made {path}" for path in make_node(given.keys, name)]
+        private_key(key)
+        content = packed(key, ca, env)
+        lines.append(f"made {write_new(Path(f'{name}.tar'), content, SECRET)}: it holds a key")
+    return lines
+
+
+def _enrol(given: argparse.Namespace) -> list[str]:
+    address = _address(given)
+    certificate_in(ca := given.keys / f"{CA}.crt")
+    with _superlink(given) as superlink:
+        renew = {"renew": "1"} if given.renew else {}
+        found = [{"name": name, **renew} for name in given.names]
+        tokens = [_posted(superlink, BEGIN, params=each) for each in found]
+    return [f"edgewire://{address}#{hash_of(ca.read_bytes())}/{token}" for token in tokens]
+
+
+def _address(given: argparse.Namespace) -> str:
+    """Return the server's address for nodes: --address, or the first name in its certificate.
+
+    Then the port is that of --superlink.
+    """
+    if given.address:
+        return str(given.address)
+    extensions = certificate_in(given.keys / f"{SERVER}.crt").extensions
+    try:
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound as error:
+        raise UsageError("the server's certificate has no name: give --address") from error
+    first, port = str(next(iter(names)).value), given.superlink.rpartition(":")[2]
+    return f"[{first}]:{port}" if ":" in first else f"{first}:{port}"
+
+
+def _posted(superlink: Superlink, path: str, **options: Any) -> str:
+    """Return the answer to a call of the server. Raises `UsageError` if it refuses the call."""
+    found = superlink.http.post(f"/v1/{path}", **options)
+    if not found.is_success:
+        missing = "it runs without TLS, or is no `edgewire.deploy.server`"
+        raise UsageError(missing if found.status_code == 404 else found.json()["detail"])
+    return found.text
 
 
 def _revoke(given: argparse.Namespace) -> list[str]:
@@ -143,17 +253,23 @@ def _list(given: argparse.Namespace) -> list[str]:
 
 
 @contextmanager
-def _asked(given: argparse.Namespace) -> Iterator[ControlHttpClient]:
-    """Yield a client of the SuperLink that the options name.
+def _superlink(given: argparse.Namespace) -> Iterator[Superlink]:
+    """Yield the SuperLink that the options name.
 
     Raises `EngineError` with a one-line message if the SuperLink refuses a call or is lost.
     """
     root = None if given.insecure else str(given.keys / f"{CA}.crt")
     with (
         closing(Superlink(given.superlink, root, ("--superlink ", "--keys: "))) as superlink,
-        closing(superlink.control()) as control,
         one_line_errors(given.superlink),
     ):
+        yield superlink
+
+
+@contextmanager
+def _asked(given: argparse.Namespace) -> Iterator[ControlHttpClient]:
+    """Yield a client of the SuperLink that the options name; raise the errors of `_superlink`."""
+    with _superlink(given) as superlink, closing(superlink.control()) as control:
         yield control
 
 

@@ -20,6 +20,7 @@ import click
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from edgewire.deploy.certificates import private_key
+from edgewire.machine.app_signature import owner_key
 from edgewire.machine.errors import Ended, UsageError
 from edgewire.machine.proxies import expect_address, expect_usable_proxies, keep_loopback_direct
 from edgewire.protocol.flower_releases import lacking
@@ -51,6 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
         key = node_folder.key() if file is None else private_key(file.expanduser())
         config = node_config_of(given.node_config)
         expect_digests(given.app)
+        owner = owner_key(given.app_signer.expanduser()) if given.app_signer else None
         fleet = client_of(given, key)
     except UsageError as error:
         reader.error(str(error))
@@ -59,7 +61,10 @@ def main(arguments: list[str] | None = None) -> None:
     member = Membership(fleet, node_folder, registers=given.auth_supernode_private_key is None)
     try:
         told = given.tell_errors
-        Device(fleet, node_folder, member, config, apps=given.app, tells_errors=told).serve()
+        device = Device(
+            fleet, node_folder, member, config, apps=given.app, owner=owner, tells_errors=told
+        )
+        device.serve()
     except OtherApp:
         log.info("another app: this process starts anew for it")
         # Another app needs a new process. `finally` does not run then, so the node stays online.
@@ -153,6 +158,7 @@ def parser(
     )
     text = "tell the server the text of errors, which may name files; else only their kind"
     add("--tell-errors", action="store_true", help=text)
+    add("--app-signer", type=Path, metavar="FILE", help="take the apps that this key has signed")
     return made
 
 

@@ -27,6 +27,7 @@ from flwr.proto.run_pb2 import RunStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
+from edgewire.machine.app_signature import with_signature
 from edgewire.machine.errors import EngineError, UsageError, one_line
 from edgewire.machine.job import Job
 
@@ -46,8 +47,8 @@ def bundle(
 ) -> Fab:
     """Return the Flower App Bundle of a folder.
 
-    The bundle holds the files that the app's `fab-include` selects. `sources`: further files by
-    their path in the bundle.
+    The bundle holds the files that the app's `fab-include` selects, and its signature if the file
+    app.sig has one. `sources`: further files by their path in the bundle.
 
     Raises `EngineError` for a folder without an app, `UsageError` for a key of `run_config` that
     the app does not have, and for sources that Flower leaves out.
@@ -67,6 +68,7 @@ def bundle(
                 f"Flower leaves {missing[0]} out of an app: it takes .py files, but no tests and "
                 "no folder such as build; give the package another name"
             )
+    content = with_signature(app_dir, content)
     return Fab(hashlib.sha256(content).hexdigest(), content, {})
 
 

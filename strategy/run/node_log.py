@@ -102,6 +102,7 @@ class NodeLog(GridWrapper):
         NUMBERS.clear()  # of an earlier run in this process
         NAMES.clear()
         self._places: Sequence[str] = ()  # the names that the places give
+        self._met = set[int]()  # the nodes whose names this process has asked for
         self._restored: Callable[[RecordDict], RecordDict] | None = None
         self._virtual = self._grid.virtual_seconds is not None
         self._began = 0.0 if self._virtual else self._grid.now
@@ -131,7 +132,8 @@ class NodeLog(GridWrapper):
         found = super().get_node_ids()
         if len(found) <= LISTED:
             self.state.online = set(found)
-        if not self._virtual and (new := [node for node in found if node not in NUMBERS]):
+        if not self._virtual and (new := [node for node in found if node not in self._met]):
+            self._met.update(new)
             for node in new:
                 self.state.places.setdefault(node, len(self.state.places))
                 NUMBERS[node] = self.state.places[node] + 1

@@ -1,5 +1,8 @@
+import socket
 import sys
+import uuid
 from collections import defaultdict
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -112,3 +115,22 @@ def servers():
 def superlink(servers):
     """Return a server with Flower's calls alone."""
     return servers[0]
+
+
+@pytest.fixture
+def notified(monkeypatch):
+    """Return a function that returns what processes have told systemd since its last call."""
+    name = f"edgewire-{uuid.uuid4().hex}"
+    monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
+        there.bind(f"\0{name}")
+        there.setblocking(False)
+
+        def received():
+            found = []
+            with suppress(BlockingIOError):
+                while True:
+                    found.append(there.recv(999).decode())
+            return found
+
+        yield received

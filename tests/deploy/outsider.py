@@ -24,7 +24,8 @@ from edgewire.deploy.signed_header import headers, read_header, sign_header
 
 OURS = [
     "/v1/runtime/edgewire/pull", "/v1/runtime/edgewire/push", "/v1/control/edgewire/runs/",
-    "/v1/control/edgewire/fleet", "/docs", "/openapi.json",
+    "/v1/control/edgewire/fleet", "/docs", "/openapi.json", "/metrics", "/healthz",
+    "/v1/fleet/edgewire/enrol", "/v1/control/edgewire/enrol",
 ]  # fmt: skip
 
 

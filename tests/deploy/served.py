@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import httpx
 import uvicorn
@@ -30,10 +31,12 @@ from flwr.superlink.main import create_app
 from edgewire.deploy import compact_bundle
 from edgewire.deploy.device.app_runner import message_of
 from edgewire.deploy.device.client import FleetClient
+from edgewire.deploy.enrolment import Enrolment
+from edgewire.deploy.monitoring.metrics import Monitor
+from edgewire.deploy.monitoring.node_states import FleetStates
 from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.api import BundleApi
 from edgewire.deploy.server.connections import uvicorn_options
-from edgewire.deploy.server.fleet import FleetStates
 from edgewire.deploy.server.node_registry import Registry
 from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 from edgewire.deploy.signed_header import headers, sign_header
@@ -46,15 +49,31 @@ class Server:
     `bundling`: whether it has the project's own calls, which send a whole message in one request.
     `keys`: the folder that `edgewire.deploy.keys` writes, for TLS. `nodes`: the file of registered
     nodes. `budget`: the memory for large bodies. `kept`: seconds that idle connections stay open.
+    `certificate`: the file that the metrics watch, if it is not that of `keys`.
     """
 
-    def __init__(self, bundling=True, output=None, keys=None, nodes=None, budget=None, kept=5):
+    def __init__(
+        self,
+        bundling=True,
+        output=None,
+        keys=None,
+        nodes=None,
+        budget=None,
+        kept=5,
+        certificate=None,
+    ):
         self.app = app = create_app()
         if bundling:
             budget = budget or BodyBudget()
-            self.states = FleetStates()
-            app.add_middleware(BundleApi, output=output, budget=budget, states=self.states)
+            tokens, self.states = None, FleetStates()
+            if keys is not None and nodes is not None:
+                tokens = Enrolment(nodes.with_name("tokens.json"), nodes, keys / "ca.crt")
+            ours = {"states": self.states, "enrolment": tokens}
+            app.add_middleware(BundleApi, output=output, budget=budget, **ours)
             app.add_middleware(SignedUploads, budget=budget)
+            cert = certificate or (keys and keys / "server.crt")
+            folder = Path() if output is None else output
+            app.add_middleware(Monitor, output=folder, certificate=cert, states=self.states)
         if nodes is not None:
             app.add_middleware(Registry, file=nodes)
         app.add_middleware(LocalOnly, closed=False)

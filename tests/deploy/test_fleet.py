@@ -3,7 +3,7 @@
 import pytest
 
 from edgewire.deploy import fleet
-from edgewire.deploy.server.fleet import NodeState
+from edgewire.deploy.monitoring.node_states import NodeState
 from tests.deploy.processes import free_port
 
 

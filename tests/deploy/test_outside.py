@@ -32,7 +32,8 @@ from tests import fork_server
 from tests.deploy.processes import ROOT, eventually
 from tests.deploy.servers import COUNTING, Field
 
-REFUSED = {400, 401, 403, 404, 405, 412}  # 412: a node with an unknown key is not activated
+# 410: this token is unknown; 412: a node with an unknown key is not activated
+REFUSED = {400, 401, 403, 404, 405, 410, 412}
 MODEL = np.full(5000, 0.1).tobytes()  # in the counting app's first message
 
 

@@ -6,11 +6,14 @@ import shutil
 import subprocess
 import sys
 from configparser import RawConfigParser
+from inspect import signature
 
 import pytest
 import yaml
 
 from edgewire.deploy import node
+from edgewire.deploy.device.heartbeats import Membership
+from edgewire.deploy.monitoring import metrics
 from edgewire.deploy.server import server
 from tests.runs import ROOT
 
@@ -40,7 +43,8 @@ def test_a_program_accepts_the_options_of_its_unit(name):
     python, *words = shlex.split(command)
     assert python == "/opt/edgewire/.venv/bin/python"
     assert words[:2] == ["-m", f"edgewire.deploy.{name}"]
-    given = UNITS[name].parser().parse_args(words[2:])  # an unknown option would end the program
+    words = [word for word in words[2:] if word != "$NODE_OPTIONS"]  # the device's owner adds them
+    given = UNITS[name].parser().parse_args(words)  # an unknown option would end the program
     state = f"/var/lib/edgewire-{name}/"
     assert str(given.state).startswith(state)
     assert unit(name)["StateDirectory"][0].split()[0] == f"edgewire-{name}"
@@ -76,6 +80,12 @@ def test_a_service_restarts_waits_for_the_clock_and_is_restricted(name):
     for switch in ("DynamicUser", "NoNewPrivileges", "PrivateTmp", "RestrictSUIDSGID"):
         assert said[switch] == "yes"
     assert said["CapabilityBoundingSet"] == ""
+    assert (said["Type"], said["WatchdogSec"]) == ("notify", "120")
+    beats = signature(Membership).parameters["beats"].default
+    assert int(said["WatchdogSec"]) > 4 * max(beats, metrics.PINGS)
+    assert int(said["TimeoutStartSec"]) > 300  # on a twentieth of a core Flower's import takes 60 s
+    assert said["LimitCORE"] == "0"  # a copy of the memory would hold the key
+    assert "PYTHONFAULTHANDLER=1" in said["Environment"].split()
     assert "OMP_NUM_THREADS=1" in said["Environment"].split()
     assert RawConfigParser(strict=False).read(FOLDER / f"edgewire-{name}.service")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from edgewire.machine.job import PLACE
 from tests.deploy.processes import ROOT, Processes, descendants
 
 NAMES = ("a", "b", "c", "d")
+KEPT = 23.0  # seconds until TCP's keepalive finds a dead connection
 FIRST = 12  # rows of the history until a run counts as begun
 
 
@@ -26,12 +28,14 @@ class Proxy:
     """A proxy between a node and the server.
 
     `mode` is "open", "cut" (the proxy accepts no connection and closes open connections), "still"
-    (no data passes, no connection is closed) or "deaf" (the server's answers are lost).
+    (no data passes, no connection is closed), "deaf" (the server's answers are lost), "loss" (a
+    tenth of the connections break at each read) or "slow" (64 kB in a quarter of a second).
     """
 
     def __init__(self, port: int) -> None:
         self.mode, self._target = "open", port
         self._open: set[socket.socket] = set()
+        self._stuck: set[socket.socket] = set()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -43,6 +47,21 @@ class Proxy:
             for each in list(self._open):
                 with suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
+
+    def move(self) -> None:
+        """Let the open connections stall, and end after `KEPT` seconds, as after a new address."""
+        stuck = set(self._open)
+        self._stuck |= stuck
+
+        def ended() -> None:
+            for each in stuck:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+            self._stuck -= stuck
+
+        timer = threading.Timer(KEPT, ended)
+        timer.daemon = True
+        timer.start()
 
     def close(self) -> None:
         """Stop the proxy."""
@@ -71,8 +90,12 @@ class Proxy:
     def _copy(self, source: socket.socket, target: socket.socket, down: bool) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
-                while self.mode == "still":
+                while self.mode == "still" or source in self._stuck:
                     time.sleep(0.05)
+                if self.mode == "loss" and random.random() < 0.1:
+                    break
+                if self.mode == "slow":
+                    time.sleep(0.25)
                 if not (down and self.mode == "deaf"):
                     target.sendall(data)
         for each in (source, target):
@@ -97,7 +120,7 @@ class Field(Processes):
             self.begin_server()
             self.call("register", *NAMES[: self.count])
             for index in range(self.count):
-                self._give_disk(self.state(index))
+                self.give_disk(self.state(index))
                 self.begin_node(index)
         except BaseException:
             self.stack.close()
@@ -109,7 +132,7 @@ class Field(Processes):
         for each in self.proxies:
             each.close()
 
-    def _give_disk(self, folder: Path) -> None:
+    def give_disk(self, folder: Path) -> None:
         """Make a node's folder; as root, mount a small disk there, so that a fault can fill it."""
         folder.mkdir()
         if os.geteuid() == 0:
@@ -129,6 +152,14 @@ class Field(Processes):
         """Start the server, and wait until it listens."""
         where = ["--keys", str(self.keys), "--state", str(self.folder / "superlink")]
         self.server = self.serve(["--host", "127.0.0.1", *where])
+
+    def start_server(self, first: str = "", **env: str) -> None:
+        """Start the server; `first`: a folder that comes first in its module path."""
+        where = ["--keys", str(self.keys), "--state", str(self.folder / "superlink")]
+        words = ["--port", str(self.port), "--host", "127.0.0.1", *where]
+        program = [sys.executable, "-m", "edgewire.deploy.server"]
+        path = os.pathsep.join(filter(None, [first, str(ROOT)]))
+        self.server = self.start([*program, *words], "server.log", PYTHONPATH=path, **env)
 
     def begin_node(
         self,

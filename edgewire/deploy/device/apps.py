@@ -1,6 +1,7 @@
 """Unpacks apps on a device, stores them by their SHA-256, and loads their ClientApp.
 
-The file HASH.json beside the folder of an app holds the SHA-256 of each of the app's files.
+The file HASH.json beside the folder of an app holds the SHA-256 of each of the app's files, and
+HASH.sig the record of its signature. The file `newest` says when the newest app was signed.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from flwr.app import UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common.config import flatten_dict, fuse_dicts
 
+from edgewire.deploy.device.node_database import write_file
+from edgewire.machine.app_signature import record_of, signed_at
 from edgewire.machine.own_package import use_package_of
 
 MOST_APPS, LARGEST_APP = 4, 256 << 20  # apps on disk; bytes of an unpacked app
@@ -41,35 +45,50 @@ class OtherApp(Exception):
 class Apps:
     """The apps in a folder; one process can load only one of them.
 
-    `only`: the SHA-256 of each bundle that this device accepts; empty: it accepts all.
+    `only`: the SHA-256 of each bundle that this device accepts; `owner`: the key that signs further
+    ones. Without any of both it accepts all.
     """
 
-    def __init__(self, folder: Path, only: Collection[str] = ()) -> None:
-        self._folder, self._only = folder, only
+    def __init__(
+        self, folder: Path, only: Collection[str] = (), owner: Ed25519PublicKey | None = None
+    ) -> None:
+        self._folder, self._only, self._owner = folder, only, owner
         self._digest = ""  # hash of the app whose modules this process has begun to import
         self._app: ClientApp | None = None
+        self._refused = "", ""  # the hash of the last app that was fetched and refused, and why
         self._checked = set[str]()  # hashes of apps whose files this process has checked
         folder.mkdir(parents=True, exist_ok=True)
 
     def has(self, digest: str) -> bool:
-        """Return whether this folder holds an app. Raises `AppError` if `only` excludes the app.
+        """Return whether this folder holds an app. Raises `AppError` if this device refuses it.
 
         Each process checks the app's files once, and removes an app with a damaged file.
         `digest`: the SHA-256 of the app's bundle.
         """
-        if self._only and digest not in self._only:
-            raise AppError("this device takes other apps alone")
+        if digest == self._refused[0]:
+            raise AppError(self._refused[1])
         folder = self._path(digest)
         if digest not in self._checked and folder.is_dir() and _is_damaged(folder):
             log.warning("the stored app %s is damaged: it is fetched again", digest)
             shutil.rmtree(folder)
         self._checked.add(digest)
+        if self._owner is None or folder.is_dir():  # else its signature decides, in `put`
+            self._expect_allowed(digest, _record(folder))
         return folder.is_dir()
 
     def put(self, digest: str, bundle: bytes) -> None:
-        """Unpack an app's bundle. Raises `AppError` if it is damaged or its hash not `digest`."""
+        """Unpack an app's bundle.
+
+        Raises `AppError` if it is damaged, its hash is not `digest`, or this device refuses it.
+        """
         if hashlib.sha256(bundle).hexdigest() != digest:
             raise AppError("the app's bundle is not the one that the run names")
+        record = record_of(bundle)
+        try:
+            self._expect_allowed(digest, record)
+        except AppError as error:
+            self._refused = digest, str(error)
+            raise
         draft = self._folder / "draft"
         shutil.rmtree(draft, ignore_errors=True)
         try:
@@ -81,7 +100,9 @@ class Apps:
         # is too short. RuntimeError: an encrypted entry, or an unknown compression.
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             raise AppError(f"the app's bundle cannot be unpacked: {error}") from error
+        draft.with_suffix(".sig").write_bytes(record)
         self._path(digest).with_suffix(".json").write_text(json.dumps(_hashes(draft)))
+        draft.with_suffix(".sig").rename(self._path(digest).with_suffix(".sig"))
         os.sync()  # one sync is faster than an fsync for each file
         draft.rename(self._path(digest))
         self._forget(digest)
@@ -111,6 +132,28 @@ class Apps:
             self._app = _loaded(reference, folder)
         return self._app
 
+    def _expect_allowed(self, digest: str, record: bytes) -> None:
+        """Raise `AppError` if this device refuses an app. `record`: of the app's signature.
+
+        An app that was signed before another one that this device has taken is refused, too.
+        """
+        if digest in self._only or not (self._only or self._owner):
+            return
+        if self._owner is None:
+            raise AppError("this device takes other apps alone")
+        if (when := signed_at(record, self._owner)) is None:
+            raise AppError(
+                "this device takes apps that its owner has signed: `keys sign` signs one"
+            )
+        file = self._folder / "newest"
+        newest = int(file.read_text()) if file.exists() else 0
+        if when < newest:
+            raise AppError(
+                "this device has taken an app that was signed later: sign this one again"
+            )
+        if when > newest:
+            write_file(file, str(when).encode())
+
     def _path(self, digest: str) -> Path:
         if not digest.isalnum():
             raise AppError("the run names no hash of its app")
@@ -134,7 +177,8 @@ class Apps:
         others.sort(key=_used, reverse=True)
         for folder in others[MOST_APPS - 1 :]:
             shutil.rmtree(folder, ignore_errors=True)
-            folder.with_suffix(".json").unlink(missing_ok=True)
+            for suffix in (".json", ".sig"):
+                folder.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _used(folder: Path) -> int:
@@ -143,9 +187,18 @@ def _used(folder: Path) -> int:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a folder, by the file's path in the folder."""
-    files = (file for file in folder.rglob("*") if file.is_file())
-    return {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+    """Return the SHA-256 of each file of a folder, by the file's path in the folder.
+
+    The name "" is that of the file with the record of the app's signature.
+    """
+    found = {"": _record(folder)}
+    found |= {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+    return {name: hashlib.sha256(each).hexdigest() for name, each in found.items()}
+
+
+def _record(folder: Path) -> bytes:
+    file = folder.with_suffix(".sig")
+    return file.read_bytes() if file.exists() else b""
 
 
 def _is_damaged(folder: Path) -> bool:

@@ -13,6 +13,7 @@ import os
 import re
 import ssl
 import time
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
@@ -83,8 +84,10 @@ class FleetClient:
         self._key = key
         self._base = f"{'http' if insecure else 'https'}://{address}/v1/fleet/"
         verify: ssl.SSLContext | bool = not insecure
-        if root_certificates is not None and not insecure:
-            verify = ssl.create_default_context(cafile=root_certificates)
+        self._root = None if insecure else root_certificates
+        if self._root is not None:
+            verify = ssl.create_default_context(cafile=self._root)
+        self._tls = verify
         self._http = httpx.Client(
             verify=verify,
             timeout=httpx.Timeout(_ANSWER, connect=_CONNECT),
@@ -144,6 +147,20 @@ class FleetClient:
         node = fleet_pb2.PushMessagesRequest.FromString(parts[0][1]).node.node_id
         answer = self._bundled("push", node, 0, compact_bundle.compact(parts))
         return self._parsed(answer, fleet_pb2.PushMessagesResponse)
+
+    def enrol(self, token: str) -> str:
+        """Register this node's key by a token of `edgewire.deploy.enrolment`; return its name."""
+        content = token.encode() + b"\n" + self.public_key
+        return self._post(f"{BUNDLED}/enrol", content, {}, _ANSWER).decode()
+
+    def reload_root(self) -> None:
+        """Trust the CAs that have been added to the file `root_certificates`.
+
+        A CA that is no longer in the file is trusted until the process ends.
+        """
+        if isinstance(self._tls, ssl.SSLContext) and self._root is not None:
+            with suppress(OSError):  # the file is being replaced; `ssl.SSLError` is one, too
+                self._tls.load_verify_locations(self._root)
 
     def close(self) -> None:
         """Close the connections."""

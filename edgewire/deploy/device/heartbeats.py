@@ -22,9 +22,12 @@ from flwr.proto.node_pb2 import Node as ProtoNode
 from edgewire.deploy.device.backoff import clock_trouble
 from edgewire.deploy.device.client import BUNDLED, NOT_ACTIVATED, FleetClient, ServerRefusal
 from edgewire.deploy.device.node_folder import NodeFolder, known_id
+from edgewire.deploy.sd_notify import ALIVE, READY, notify
 from edgewire.machine.errors import one_line
 from edgewire.machine.liveness import INTERVAL
 
+STILL = 300.0  # seconds without any work, outside of the app, after which systemd ends the node
+NOISE = 1e-4  # seconds of processor time that are no work
 _BEATS, _AGAIN = 20.0, 5.0  # seconds between two heartbeats; after a failed one
 _BEAT, _LEAVING = 10.0, 3.0  # time limits in seconds: of a heartbeat, of going offline
 _KEY_IN_USE = 23  # Flower's error code
@@ -39,6 +42,10 @@ class Membership:
     `registers`: the node has made its own key, so it registers the key itself. `beats`: seconds
     between two heartbeats. This object sends no heartbeat before the time `fleet.counted_until`,
     because the server counts the node as online until then.
+
+    The thread of the heartbeats also tells systemd that the node goes on. It stops that if the
+    other threads have used no processor time for `STILL` seconds: then the main thread hangs. It
+    waits for no server that long. `in_app`: the main thread runs the app, which may take any time.
     """
 
     def __init__(
@@ -48,8 +55,9 @@ class Membership:
         self._pause = beats
         self._stopped = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self.node_id, self.active = 0, False
+        self.node_id, self.active, self.in_app = 0, False, False
         self.name, self.takes_telemetry = "", False
+        self._used, self._moved = 0.0, time.monotonic()  # processor time of the other threads
 
     @property
     def node(self) -> ProtoNode:
@@ -64,6 +72,9 @@ class Membership:
         that has lost its id gets it from the server. Raises the errors of `FleetClient`.
         """
         fleet = self._fleet
+        if not self._beats.is_alive():
+            self._beats.start()
+            notify(READY)
         before = known_id(self._node_folder.folder, fleet.address, fleet.public_key)
         if before is None or not self._goes_on(before):
             if self._registers:
@@ -76,8 +87,6 @@ class Membership:
                     raise
             self._node_folder.remember(fleet.address, fleet.public_key, self.node_id)
         self.active = True
-        if not self._beats.is_alive():
-            self._beats.start()
 
     def stop(self) -> None:
         """Stop the heartbeats without going offline; wait for a heartbeat in progress."""
@@ -124,9 +133,18 @@ class Membership:
         request = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=INTERVAL)
         return self._fleet.call(request, SendNodeHeartbeatResponse, timeout=_BEAT).success
 
+    def _watch(self) -> None:
+        """Tell systemd that the node goes on, if it does."""
+        used, now = time.process_time() - time.thread_time(), time.monotonic()
+        if self.in_app or used - self._used > NOISE:
+            self._used, self._moved = used, now
+        if now - self._moved < STILL:
+            notify(ALIVE)
+
     def _beat(self) -> None:
         pause = self._pause
         while not self._stopped.wait(pause):
+            self._watch()
             counted = self._fleet.counted_until - time.monotonic()
             pause = min(counted, self._pause) if counted > 0 else self._pause
             if counted > 0 or not self.active:

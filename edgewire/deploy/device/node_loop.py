@@ -12,6 +12,7 @@ from collections.abc import Collection
 from logging import getLogger
 from typing import NoReturn
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from flwr.app import Context, UserConfig
 from flwr.common.serde import message_from_proto, run_from_proto
 from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
@@ -40,8 +41,9 @@ log = getLogger("edgewire")
 class Device:
     """A node; `serve` runs it.
 
-    `apps`: the SHA-256 of each app that the node accepts; if it is empty, the node accepts all
-    apps. `wait`: the pauses after failures. `tells_errors`: see `Telemetry`.
+    `apps`: the SHA-256 of each app that the node accepts; `owner`: the key that signs further ones.
+    Without any of both the node accepts all apps. `wait`: the pauses after failures.
+    `tells_errors`: see `Telemetry`.
     """
 
     def __init__(
@@ -52,12 +54,13 @@ class Device:
         node_config: UserConfig,
         *,
         apps: Collection[str] = (),
+        owner: Ed25519PublicKey | None = None,
         wait: Wait | None = None,
         tells_errors: bool = False,
     ) -> None:
         self._fleet, self._node_folder, self._member = fleet, node_folder, member
         self._node_config = node_config
-        self._apps = Apps(node_folder.folder / "apps", apps)
+        self._apps = Apps(node_folder.folder / "apps", apps, owner)
         self._fleet_transport = Transport(fleet)
         self._telemetry = Telemetry(node_folder.folder, tells_errors)
         self._wait, self._failing = wait or Wait(), ThrottledLog(self._telemetry.failed)
@@ -86,6 +89,7 @@ class Device:
                         self._telemetry.failed(error)
                     self._telemetry.until = 0.0  # perhaps it is another server process
                     self._wait.after(reason_of(error, self._fleet))
+                    self._fleet.reload_root()
         except (Ended, OtherApp):
             self._deaths.spare()
             raise
@@ -177,7 +181,11 @@ class Device:
             config,
             getattr(run, "series_id", 0),
         )
-        reply = answered(message, context, lambda: self._apps.load(run.fab_hash), self._failing)
+        self._member.in_app = True
+        try:
+            reply = answered(message, context, lambda: self._apps.load(run.fab_hash), self._failing)
+        finally:
+            self._member.in_app = False
         node_store.state = context.state
         return reply
 

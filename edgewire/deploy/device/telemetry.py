@@ -1,7 +1,7 @@
 """Telemetry of a node: how its device is, in at most `MOST` bytes that are added to a pull.
 
-It is JSON with the fields of `edgewire.deploy.server.fleet.NodeState` that a node knows, compressed
-by raw deflate.
+It is JSON with the fields of `edgewire.deploy.monitoring.node_states.NodeState` that a node knows,
+compressed by raw deflate.
 """
 
 from __future__ import annotations

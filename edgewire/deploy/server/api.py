@@ -10,6 +10,8 @@
     GET  /v1/control/edgewire/runs/RUN       JSON: the names and sizes of a run's files
     GET  /v1/control/edgewire/runs/RUN/FILE  one of these files, from byte `?start=` on
 
+`edgewire.deploy.enrolment` adds calls that register the keys of new devices.
+
 The body of a node's call begins with a signed header (`edgewire.deploy.signed_header`), which says
 for how many seconds the server may hold a pull. Its bundles are compact
 (`edgewire.deploy.compact_bundle`). In a pull the random number of the node's process follows
@@ -67,10 +69,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from edgewire.deploy import compact_bundle
+from edgewire.deploy.enrolment import Enrolment
+from edgewire.deploy.monitoring.node_states import FleetStates
 from edgewire.deploy.server import message_store
 from edgewire.deploy.server.access import LIMIT, App, Scope, Send
 from edgewire.deploy.server.duplicates import SIZE, DuplicateNodes
-from edgewire.deploy.server.fleet import FleetStates
 from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply, parts_of_replies
 from edgewire.deploy.server.keyed_condition import KeyedCondition
 from edgewire.deploy.server.large_bodies import LargeBodies, LargeResponse
@@ -106,6 +109,7 @@ class BundleApi:
     `output`: the folder that holds each run's folder of results; None: no files are served.
     `budget`: the memory for the bodies of compact pushes. `states`: what is known of the nodes.
     `tidy`: is called in a thread with the SuperLink's state, when the server starts.
+    `enrolment`: the tokens of new devices.
     """
 
     def __init__(
@@ -115,6 +119,7 @@ class BundleApi:
         budget: BodyBudget,
         states: FleetStates,
         tidy: Callable[[Any], object] = bool,
+        enrolment: Enrolment | None = None,
     ) -> None:
         self._app, self._output, self._budget, self._states = app, output, budget, states
         self._large, self._tidy = LargeBodies(), tidy
@@ -142,6 +147,9 @@ class BundleApi:
                 self._flowers, message_pb2.PullObjectRequest, fleet.pull_object
             ),
         }
+        if enrolment is not None:
+            online = partial(self._flowers, ActivateNodeRequest, enrolment.activate)
+            self._routes |= enrolment.routes() | {("POST", "/v1/fleet/activate-node"): online}
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
         """Answer this project's calls; forward any other request."""

@@ -8,9 +8,7 @@ import time
 from logging import getLogger
 from pathlib import Path
 
-from cryptography import x509
-
-from edgewire.deploy.certificates import SOON
+from edgewire.deploy.certificates import SOON, end_of
 
 LOOKS = 10.0  # seconds between two looks at the files
 DAY = 86400.0
@@ -48,7 +46,7 @@ class CertificateFile:
                 log.warning("the certificate in use stays: %s: %s", self._files[0], found)
 
     def _warn(self) -> None:
-        ends = x509.load_pem_x509_certificate(self._files[0].read_bytes()).not_valid_after_utc
+        ends = end_of(self._files[0])
         self._warned = time.monotonic()
         if (left := ends - datetime.datetime.now(datetime.UTC)) < datetime.timedelta(days=SOON):
             log.warning("the server's certificate ends in %d days: %s", max(left.days, 0), RENEW)

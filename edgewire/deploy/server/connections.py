@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 from uvicorn.loops.auto import auto_loop_factory
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from edgewire.deploy.sd_notify import READY, notify
 from edgewire.deploy.server import certificate_file
 from edgewire.deploy.server.certificate_file import CertificateFile
 
@@ -196,7 +197,9 @@ def bounded_loop(files: tuple[Path, Path] | None = None) -> asyncio.AbstractEven
         if ssl is not None and files is not None:
             watch(CertificateFile(files, ssl))
         first = make if ssl is None else partial(_Accepted, partial(take, make=make, tls=ssl))
-        return await listen(first, *given, **options)
+        listening = await listen(first, *given, **options)
+        notify(READY)
+        return listening
 
     loop.create_server = create_server  # type: ignore[method-assign, assignment]
     return loop

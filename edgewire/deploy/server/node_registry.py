@@ -15,6 +15,7 @@ import asyncio
 import json
 import platform
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from flwr.proto.control_pb2 import RegisterNodeResponse
@@ -29,6 +30,7 @@ from edgewire.protocol.flower_releases import installed
 
 CHANGING = ("/v1/control/register-node", "/v1/control/unregister-node")
 ONLINE, OFFLINE, GONE = "online", "offline", "unregistered"
+_writing = Lock()  # `save` is called in several threads
 
 
 class Registry:
@@ -84,15 +86,16 @@ def save(state: Any, file: Path) -> None:
 
     Raises `OSError` if the file cannot be written.
     """
-    with state.lock:
-        known = state.node_public_key_to_node_id
-        for each in state.nodes.values():
-            # Flower stores the key of an unregistered node, and refuses to register that key again.
-            if each.status == GONE and known.get(each.public_key) == each.node_id:
-                del known[each.public_key]
-        kept = [each for each in state.nodes.values() if each.status != GONE or each.name]
-        nodes = [MessageToDict(each) for each in kept]
-    write_file(file, json.dumps(nodes, indent=1).encode())
+    with _writing:
+        with state.lock:
+            known = state.node_public_key_to_node_id
+            for each in state.nodes.values():
+                # Flower stores the key of an unregistered node, and refuses to register it again.
+                if each.status == GONE and known.get(each.public_key) == each.node_id:
+                    del known[each.public_key]
+            kept = [each for each in state.nodes.values() if each.status != GONE or each.name]
+            nodes = [MessageToDict(each) for each in kept]
+        write_file(file, json.dumps(nodes, indent=1).encode())
 
 
 def undo(state: Any, response: bytes) -> None:

@@ -28,17 +28,17 @@ async def results_of(output: Path | None, request: Request) -> Response:
     """
     run, _, name = request.url.path.partition("/runs/")[2].partition("/")
     folder = None if output is None else output / run
-    if folder is None or not _plain(run) or not folder.is_dir():
+    if folder is None or not is_plain(run) or not folder.is_dir():
         raise HTTPException(404, f"there is no run {run}")
     if not name:
         sizes = {}
         for each in folder.iterdir():
             with suppress(FileNotFoundError):  # the run renames a file when it is whole
-                if _plain(each.name) and each.is_file():
+                if is_plain(each.name) and each.is_file():
                     sizes[each.name] = each.stat().st_size
         return JSONResponse(sizes)
     path = folder / name
-    if not _plain(name) or not path.is_file():
+    if not is_plain(name) or not path.is_file():
         raise HTTPException(404, f"run {run} has no {name}")
     start = request.query_params.get("start", "0")
     if not start.isdecimal():
@@ -53,7 +53,7 @@ def _pieces(path: Path, start: int) -> Iterator[bytes]:
             yield piece
 
 
-def _plain(name: str) -> bool:
+def is_plain(name: str) -> bool:
     """Return whether a name has no folder and does not begin with a dot."""
     return bool(name) and not name.startswith(".") and not {"/", "\\", "\0"} & set(name)
 

@@ -32,7 +32,7 @@ from edgewire.machine.proxies import expect_usable_proxies, is_loopback, keep_lo
 from edgewire.protocol.flower_releases import WANTED, installed, is_known
 
 PORT = 8000  # Flower's default
-NODES, LOCK = "nodes.json", "lock"  # files in the folder --state
+NODES, TOKENS, LOCK = "nodes.json", "tokens.json", "lock"  # files in the folder --state
 KEPT = 75  # seconds that an idle connection stays open: a new one costs a node 3 kB
 SUPEREXEC = (sys.executable, "-m", "edgewire.deploy.superexec")
 ENDING = 2  # seconds that requests have when the server ends; nodes repeat their pulls
@@ -133,24 +133,29 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
 
     Raises `UsageError` if the file of registered nodes is damaged.
     """
+    from edgewire.deploy.enrolment import Enrolment
+    from edgewire.deploy.monitoring.metrics import Monitor
+    from edgewire.deploy.monitoring.node_states import FleetStates
     from edgewire.deploy.server.api import BundleApi
-    from edgewire.deploy.server.fleet import FleetStates
     from edgewire.deploy.server.node_registry import Registry, load
     from edgewire.deploy.server.run_files import each_day
     from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 
-    budget, runs = BodyBudget(), output_of(options)
+    budget, states, runs = BodyBudget(), FleetStates(), output_of(options)
     kept = (runs, home_of(options) / "apps", options.keep_runs, options.keep_apps)
-    tidy = partial(each_day, *kept)
+    certificate = None if options.insecure else key_files(options)[0]
+    ours = {"output": runs, "budget": budget, "states": states, "tidy": partial(each_day, *kept)}
+    nodes = options.state / NODES
+    if not options.insecure:  # without TLS a token could be read
+        load(nodes)
+        ours["enrolment"] = Enrolment(options.state / TOKENS, nodes, options.keys / f"{CA}.crt")
     found: list[tuple[Any, dict[str, Any]]] = [
         (LocalOnly, {"closed": not (options.insecure or options.any_node)}),
+        (Monitor, {"output": runs, "certificate": certificate, "states": states}),
         (SignedUploads, {"budget": budget}),
-        (BundleApi, {"output": runs, "budget": budget, "states": FleetStates(), "tidy": tidy}),
+        (BundleApi, ours),
     ]
-    if not options.insecure:
-        load(options.state / NODES)
-        found.append((Registry, {"file": options.state / NODES}))
-    return found
+    return found if options.insecure else [*found, (Registry, {"file": nodes})]
 
 
 def serve(

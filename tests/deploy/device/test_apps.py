@@ -8,8 +8,13 @@ import time
 import zipfile
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 from edgewire.deploy.device.apps import MOST_APPS, AppError, Apps
+from edgewire.machine import app_signature
 from tests.deploy.damage import DAMAGE
 
 TEXT = b"a line of an app\n" * 400
@@ -80,7 +85,7 @@ def test_a_bundle_is_unpacked_once_only(tmp_path):
 def test_a_damaged_app_is_removed_at_the_next_start(kind, tmp_path, caplog):
     folder, data = tmp_path / "apps", bytes(bundle())
     digest = digest_of(data)
-    for name in (f"{digest}/app/main.py", f"{digest}.json"):
+    for name in (f"{digest}/app/main.py", f"{digest}.json", f"{digest}.sig"):
         Apps(folder).put(digest, data)
         running, cache = Apps(folder), folder / digest / "app" / "__pycache__"
         cache.mkdir()
@@ -131,3 +136,78 @@ def test_the_app_used_last_stays_after_the_clock_was_set_back(tmp_path, monkeypa
     apps.put(digest_of(bundles[-1]), bundles[-1])
     kept = [Apps(tmp_path).has(digest_of(each)) for each in bundles]
     assert (kept[0], kept[-1], sum(kept)) == (True, True, MOST_APPS)
+
+
+@pytest.fixture(scope="module")
+def owners(tmp_path_factory):
+    """Return the files with the private keys of two owners, and their public keys."""
+    found = []
+    for name in ("owner", "other"):
+        file = tmp_path_factory.mktemp("owners") / name
+        key = Ed25519PrivateKey.generate()
+        file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        found.append((file, key.public_key()))
+    return found
+
+
+@pytest.fixture
+def signed(tmp_path, monkeypatch):
+    """Return a function that returns a bundle signed by the key in a file at a time."""
+
+    def call(data, file, when=1000):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: when + 0.5)
+            app_signature.sign(tmp_path, data, file)
+        found = app_signature.with_signature(tmp_path, data)
+        assert app_signature.unsigned(found) == data
+        return found
+
+    return call
+
+
+def taken(apps, data):
+    """Let a device get and check an app; return why it refuses the app, or ""."""
+    try:
+        if not apps.has(digest_of(data)):
+            apps.put(digest_of(data), data)
+        return "" if apps.has(digest_of(data)) else "it is not there"
+    except AppError as error:
+        return str(error)
+
+
+OTHERS = "this device takes apps that its owner has signed: `keys sign` signs one"
+LATER = "this device has taken an app that was signed later: sign this one again"
+SMALL = small(0)
+
+
+def test_a_device_takes_what_its_owner_has_signed(tmp_path, owners, signed):
+    (mine, owner), (other, stranger) = owners
+    plain = [small(number) for number in range(4)]
+    apps = Apps(tmp_path / "apps", [digest_of(plain[3])], owner)
+    assert [taken(apps, each) for each in plain] == [OTHERS, OTHERS, OTHERS, ""]
+    new = signed(plain[0], mine, 2000)
+    assert taken(apps, new) == ""
+    assert taken(apps, signed(plain[1], other, 3000)) == OTHERS
+    assert taken(apps, signed(plain[1], mine, 1999)) == LATER
+    assert taken(apps, signed(plain[1], mine, 2000)) == ""  # signed at the same time
+    assert taken(apps, signed(plain[2], mine, 4000)) == ""
+    for again in (apps, Apps(tmp_path / "apps", [], owner)):  # the device has it, and refuses it
+        assert taken(again, new) == LATER
+    assert taken(Apps(tmp_path / "apps", [], stranger), signed(plain[2], mine, 4000)) == OTHERS
+    assert taken(Apps(tmp_path / "apps"), new) == ""  # without the option
+
+
+@settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
+@given(data=st.data())
+def test_no_other_byte_of_a_signed_app_is_taken(tmp_path, owners, signed, data):
+    """The comment is at the end: the bytes before it are the app, and its length."""
+    (mine, owner), _ = owners
+    whole = signed(SMALL, mine)
+    at = data.draw(st.integers(0, len(whole) - 1) | st.integers(len(whole) - 80, len(whole) - 1))
+    more = data.draw(st.binary(min_size=1, max_size=9))
+    cut = data.draw(st.sampled_from([0, len(more), len(whole)]))
+    changed = whole[:at] + more + whole[at + cut :]
+    assume(changed != whole)
+    apps = Apps(tmp_path / "damaged", [], owner)
+    with pytest.raises(AppError, match=OTHERS):
+        apps.put(digest_of(changed), changed)

@@ -418,6 +418,28 @@ def test_a_stored_app_that_is_no_longer_allowed_is_not_run(world, fab):
     assert w.reply_to(w.names[1]).has_error()
 
 
+def test_a_node_is_in_the_app_while_the_app_runs_and_not_after_an_error(world, monkeypatch):
+    w = world()
+    w.steps()
+    seen, real = [], node_loop.answered
+
+    def answered(*given):
+        seen.append(w.member.in_app)
+        return real(*given)
+
+    monkeypatch.setattr(node_loop, "answered", answered)
+    for kind in ("count", "no_such"):
+        w.ask(kind)
+        w.steps()
+        assert not w.member.in_app
+    monkeypatch.setattr(node_loop, "answered", raising(OtherApp()))
+    w.ask()
+    with pytest.raises(OtherApp):
+        w.steps()
+    assert not w.member.in_app
+    assert seen == [True, True]
+
+
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_the_next_message_works_whatever_file_is_damaged(kind, world, fab, caplog):
     w = world(bundled=True)

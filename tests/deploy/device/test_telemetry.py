@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgewire.deploy.device import telemetry
 from edgewire.deploy.device.telemetry import MOST, PERIOD, Telemetry
-from edgewire.deploy.server.fleet import FleetStates
+from edgewire.deploy.monitoring.node_states import FleetStates
 
 
 @pytest.fixture

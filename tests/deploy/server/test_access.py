@@ -19,6 +19,7 @@ NOT_FOR_NODES = [
     "/v1/control/edgewire/runs/a", "/v1/control/edgewire/fleet", "/v1/runtime/edgewire/push",
     "/v1/runtime/pull-object",
     "/v1/fleet", "//v1/fleet/x", "/V1/FLEET/x", "/v1/control/x?/v1/fleet/", "/v1/responses",
+    "/metrics", "/healthz",
 ]  # fmt: skip
 REGISTERING = ["/v1/fleet/register-node", "/v1/fleet/unregister-node", "/v1/fleet/register-node/"]
 

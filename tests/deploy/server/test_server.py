@@ -66,7 +66,8 @@ def test_the_gate_is_the_first_middleware():
     (kind, said), *others = server.gated(options())
     assert kind is LocalOnly
     assert said == {"closed": True}
-    assert [each.__name__ for each, _ in others] == ["SignedUploads", "BundleApi", "Registry"]
+    names = ["Monitor", "SignedUploads", "BundleApi", "Registry"]
+    assert [each.__name__ for each, _ in others] == names
     (first, *_, last) = server.gated(options("--any-node"))
     assert first == (LocalOnly, {"closed": False})
     assert last[0].__name__ == "Registry"

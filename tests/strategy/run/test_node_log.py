@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -58,7 +59,7 @@ class Clocked:
         return content(**{"loss": 0.25, "num-examples": 7})
 
     def get_nodes(self):
-        return []
+        return [SimpleNamespace(node_id=11, name="kitchen"), SimpleNamespace(node_id=12, name="")]
 
     tend = follow = read_records_with = set_run = create_message = None
     pull_messages = send_and_receive = run = None
@@ -157,6 +158,9 @@ def test_a_resumed_run_counts_on(tmp_path):
     again.write(4, {})
     (node, _) = nodes_of(tmp_path)["nodes"]
     assert (node["messages"], node["sent"]) == (2, 2.5)
+    again.get_node_ids()
+    again.write(5, {}, end=True)
+    assert [each["name"] for each in nodes_of(tmp_path)["nodes"]] == ["kitchen", None]
 
 
 def test_many_nodes_are_listed_in_part(tmp_path, monkeypatch):

@@ -3,13 +3,18 @@
 import asyncio
 import gzip
 import json
+import os
+import shutil
 import time
 
+import pytest
+import yaml
 from flwr.app import Message, RecordDict
 from flwr.proto.fab_pb2 import GetFabResponse
 
 from edgewire.protocol.choose_grid import bundled
 from papers.benchmarks.devices.fleet.__main__ import main
+from papers.benchmarks.devices.fleet.case_alerts import FAULTS, RULES, with_fault
 from papers.benchmarks.devices.fleet.light_nodes import all_online, write_registered
 from papers.benchmarks.devices.fleet.probed_server import most, probe
 from tests.deploy.served import Server
@@ -21,7 +26,7 @@ def test_an_unknown_case_gives_one_line_and_the_cases(capsys):
     assert main(["no_such"]) == 2
     assert capsys.readouterr().err.startswith("error: there is no case no_such: ")
     assert main([]) == 2
-    assert "downloads, gap" in capsys.readouterr().out
+    assert "Cases: alerts, downloads, " in capsys.readouterr().out
 
 
 def test_light_nodes_get_messages_and_the_app(tmp_path):
@@ -63,3 +68,19 @@ def test_the_probe_finds_the_longest_pause(tmp_path):
     assert found["cpu"] < 0.2
     lines = (tmp_path / "probed").read_text().splitlines()
     assert all(json.loads(each).keys() == {"at", "gap", "cpu"} for each in lines)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here")
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.few(2)
+def test_each_alert_fires_on_its_fault_and_no_other_does(fault):
+    if fault == "disk full" and os.geteuid():
+        pytest.skip("only root may mount a small disk")
+    found = with_fault(fault)
+    assert found["ok"], found
+
+
+def test_every_alert_has_a_fault():
+    rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+    expected = set().union(*(alerts for _, _, alerts in FAULTS.values()))
+    assert {each["alert"] for each in rules} == expected

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgewire.deploy.device.telemetry import MOST
-from edgewire.deploy.server import fleet
-from edgewire.deploy.server.fleet import FleetStates, NodeState
+from edgewire.deploy.monitoring import node_states
+from edgewire.deploy.monitoring.node_states import FleetStates, NodeState
 from tests.deploy.served import FakeNode
 
 STAMP = "2026-01-01T00:00:00+00:00"
@@ -90,7 +90,7 @@ def test_a_reply_that_is_repeated_counts_once(replies, failed):
 
 
 def test_the_states_are_bounded_and_forget_the_nodes_that_are_silent(monkeypatch):
-    monkeypatch.setattr(fleet, "MOST", 3)
+    monkeypatch.setattr(node_states, "MOST", 3)
     states = FleetStates()
     for node in (1, 2, 3, 1, 4, 5):
         states.replied(node, f"{node}", failed=True)

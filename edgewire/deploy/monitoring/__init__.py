@@ -1,0 +1,1 @@
+"""Tells how the server and the nodes are: metrics, rules of alerts, and a dashboard."""
