@@ -128,7 +128,7 @@ def test_a_submitted_run_looks_for_photos_in_the_servers_folder(command, tmp_pat
         assert code == 2
         assert "a folder below this machine's own for that" in printed.err
     code, printed, _ = command(*words, "dataset.root=photos", "dataset.size=8", "nodes=2")
-    assert code == 2
+    assert code == 1  # the server may only be about to start
     assert "no SuperLink answers" in printed.err
 
 
@@ -156,7 +156,7 @@ def test_photos_may_be_on_devices_only(words, said, command, tmp_path, monkeypat
     photos = ["dataset=imagefolder", "dataset.classes=[cat,dog]", "nodes=2"]
     server = ["engine=superlink", "engine.address=127.0.0.1:9"]
     code, printed, _ = command(*photos, *(words if "engine=local" in words else [*server, *words]))
-    assert code == 2
+    assert code == (1 if said.startswith("no SuperLink") else 2)
     assert said in printed.err
     assert printed.err.count("\n") == 1
 

@@ -153,7 +153,6 @@ LATER = [
         "dataset.root=FOLDER with class folders; or, for photos that lie at the nodes alone, "
         "dataset.classes=[cat,dog]",
     ),
-    (["engine=superlink", "engine.address=127.0.0.1:9"], "no SuperLink answers at 127.0.0.1:9"),
     (["device=meta"], "device=meta"),
     (["logger=csv", "logger.csv.file=/proc/x/y.csv"], "logger csv cannot begin"),
     (["dataset.classes=[a,b]"], "dataset.classes"),

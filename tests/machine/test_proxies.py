@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from edgewire.engines.superlink_client import Superlink
-from edgewire.machine.errors import UsageError
+from edgewire.machine.errors import EngineError, UsageError
 from edgewire.machine.proxies import (
     by_proxy,
     expect_usable_proxies,
@@ -102,9 +102,9 @@ def test_an_unusable_setting_gives_one_line(monkeypatch):
 
 
 def test_an_error_names_the_proxy_in_use():
-    with pytest.raises(UsageError) as said:
+    with pytest.raises(EngineError) as said:
         Superlink("192.0.2.1:8000")
     words = f"no SuperLink answers at 192.0.2.1:8000 by the proxy {DEAD[7:]}: "
     assert str(said.value).startswith(words)
-    with pytest.raises(UsageError, match=r"no SuperLink answers at 127\.0\.0\.1:1: "):
+    with pytest.raises(EngineError, match=r"no SuperLink answers at 127\.0\.0\.1:1: "):
         Superlink("127.0.0.1:1")

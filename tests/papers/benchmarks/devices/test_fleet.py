@@ -26,7 +26,7 @@ def test_an_unknown_case_gives_one_line_and_the_cases(capsys):
     assert main(["no_such"]) == 2
     assert capsys.readouterr().err.startswith("error: there is no case no_such: ")
     assert main([]) == 2
-    assert "Cases: alerts, downloads, " in capsys.readouterr().out
+    assert "Cases: alerts, comeback, downloads, " in capsys.readouterr().out
 
 
 def test_light_nodes_get_messages_and_the_app(tmp_path):
