@@ -49,8 +49,11 @@ def make_ca(keys: Path) -> list[Path]:
 
     Raises `UsageError` if a file cannot be written.
     """
-    if (keys / f"{CA}.key").exists() and (keys / f"{CA}.crt").exists():
+    missing = [path for path in (keys / f"{CA}.key", keys / f"{CA}.crt") if not path.exists()]
+    if not missing:
         return []
+    if len(missing) == 1:
+        raise UsageError(f"{missing[0]} is not there: put it back, because it belongs to the CA")
     key = ec.generate_private_key(ec.SECP384R1())
     return [
         write_new(keys / f"{CA}.key", _pem(key), SECRET),
@@ -93,14 +96,16 @@ def drop_old_ca(keys: Path) -> list[Path]:
 def make_server(keys: Path, names: list[str], renew: bool = False) -> list[Path]:
     """Make a server's key, and a certificate for its names and addresses; return the paths.
 
-    `renew`: make a new certificate for the existing key. Raises `UsageError` for an invalid name,
-    and for a file that cannot be read or written.
+    `renew`: make a new certificate for the existing key; it also has the names of the one before.
+    Raises `UsageError` for an invalid name, and for a file that cannot be read or written.
     """
-    subject = x509.SubjectAlternativeName(alternatives(names))
+    subject, before = alternatives(names), keys / f"{SERVER}.crt"
     ca_key, ca = _ca(keys)
     file, made = keys / f"{SERVER}.key", list[Path]()
     if renew:
         key = private_key(file)
+        old = names_in(before) if before.exists() else []
+        subject += [name for name in old if name not in subject]
     else:
         key = ec.generate_private_key(ec.SECP384R1())
         made = [write_new(file, _pem(key), SECRET)]
@@ -112,7 +117,7 @@ def make_server(keys: Path, names: list[str], renew: bool = False) -> list[Path]
     builder = builder.add_extension(
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
     )
-    builder = builder.add_extension(subject, critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName(subject), critical=False)
     cross = keys / CROSS
     certificate = _signed(builder, ca_key) + (cross.read_bytes() if cross.exists() else b"")
     return [*made, _replaced(keys / f"{SERVER}.crt", certificate, PUBLIC)]
@@ -193,6 +198,15 @@ def certificate_in(file: Path) -> x509.Certificate:
         raise UsageError(f"{file} is no certificate that can be read") from error
 
 
+def names_in(file: Path) -> list[x509.GeneralName]:
+    """Return the names in a certificate's file. Raises `UsageError` if it cannot be read."""
+    try:
+        extensions = certificate_in(file).extensions
+        return list(extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except (ValueError, x509.ExtensionNotFound):
+        return []
+
+
 def is_issued(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
     """Return whether a certificate is signed by this CA."""
     try:
@@ -250,7 +264,10 @@ def _replaced(path: Path, content: bytes, mode: int) -> Path:
 
 
 def _ca(keys: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    return private_key(keys / f"{CA}.key"), certificate_in(keys / f"{CA}.crt")
+    key, certificate = private_key(keys / f"{CA}.key"), certificate_in(keys / f"{CA}.crt")
+    if key.public_key() != certificate.public_key():
+        raise UsageError(f"{keys / CA}.key is not the key of {CA}.crt: put the right one back")
+    return key, certificate
 
 
 def _ca_certificate(key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey) -> bytes:

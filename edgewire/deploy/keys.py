@@ -26,7 +26,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
@@ -43,6 +42,7 @@ from edgewire.deploy.certificates import (
     make_next_ca,
     make_node,
     make_server,
+    names_in,
     node_files,
     private_key,
     public_key,
@@ -211,12 +211,9 @@ def _address(given: argparse.Namespace) -> str:
     """
     if given.address:
         return str(given.address)
-    extensions = certificate_in(given.keys / f"{SERVER}.crt").extensions
-    try:
-        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound as error:
-        raise UsageError("the server's certificate has no name: give --address") from error
-    first, port = str(next(iter(names)).value), given.superlink.rpartition(":")[2]
+    if not (names := names_in(given.keys / f"{SERVER}.crt")):
+        raise UsageError("the server's certificate has no name: give --address")
+    first, port = str(names[0].value), given.superlink.rpartition(":")[2]
     return f"[{first}]:{port}" if ":" in first else f"{first}:{port}"
 
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.cli.supernode.register import try_load_public_key
 
 from edgewire.deploy import keys
-from edgewire.deploy.certificates import private_key
+from edgewire.deploy.certificates import names_in, private_key
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
@@ -188,3 +188,34 @@ def test_the_app_command_prints_the_hash_of_an_app_with_packages(tool, tmp_path,
     code, _, error = tool("app", "keys_packages")
     assert (code, error.count("\n")) == (2, 1)
     assert "there is no keys_packages here" in error
+
+
+@pytest.mark.parametrize("missing", ["ca.key", "ca.crt"])
+def test_a_ca_of_which_a_file_is_elsewhere_makes_nothing(tool, tmp_path, missing):
+    tool("server", "here.org")
+    before = content(tmp_path)
+    (file,) = tmp_path.rglob(missing)
+    kept = file.rename(tmp_path / "elsewhere")
+    code, _, error = tool("server", "--renew", "here.org")
+    assert (code, error.count("\n")) == (2, 1)
+    assert f"{missing} is not there: put it back" in error
+    kept.rename(file)
+    assert content(tmp_path) == before
+
+
+def test_a_key_of_another_ca_signs_nothing_and_a_renewed_certificate_keeps_its_names(
+    tool, tmp_path
+):
+    tool("server", "here.org")
+    (key,) = tmp_path.rglob("ca.key")
+    own = key.read_bytes()
+    key.write_bytes((key.parent / "server.key").read_bytes())
+    code, _, error = tool("server", "--renew", "here.org")
+    assert code == 2
+    assert "ca.key is not the key of" in error
+    key.write_bytes(own)
+    assert tool("server", "--renew", "there.org")[0] == 0
+    names = [str(each.value) for each in names_in(key.parent / "server.crt")]
+    assert {"here.org", "there.org", "localhost"} < {*names}
+    assert names[0] == "there.org"
+    assert len({*names}) == len(names)

@@ -14,6 +14,7 @@ import argparse
 import gc
 import os
 import resource
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from edgewire.conf.trust import DATA, OUTPUT
 from edgewire.deploy.certificates import CA, SERVER
 from edgewire.deploy.device.node_database import locked
 from edgewire.deploy.server.access import LocalOnly
+from edgewire.deploy.server.certificate_file import RENEW
 from edgewire.machine.errors import UsageError
 from edgewire.machine.processes import flower_environment
 from edgewire.machine.proxies import expect_usable_proxies, is_loopback, keep_loopback_direct
@@ -120,6 +122,11 @@ def command_line(options: argparse.Namespace) -> list[str]:
                 "`python -m edgewire.deploy.keys server NAME-OR-ADDRESS` makes it"
             )
         arguments += [f"--ssl-{flag}file", str(path)]
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except OSError as error:
+        why = f"do not fit each other ({error.strerror or error})"
+        raise UsageError(f"{certificate} and {key} {why}: {RENEW}") from error
     return arguments if options.any_node else [*arguments, "--enable-supernode-auth"]
 
 

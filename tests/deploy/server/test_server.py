@@ -7,6 +7,7 @@ import pytest
 import uvicorn
 from uvicorn.importer import import_from_string
 
+from edgewire.deploy.certificates import make_ca, make_server
 from edgewire.deploy.server import server
 from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.connections import BoundedProtocol, bounded_loop
@@ -19,8 +20,8 @@ def options(*words):
 
 @pytest.fixture
 def keys(tmp_path):
-    for name in ("ca.crt", "server.crt", "server.key"):
-        (tmp_path / name).write_text("")
+    make_ca(tmp_path)
+    make_server(tmp_path, ["here.org"])
     return tmp_path
 
 
@@ -32,6 +33,15 @@ def test_tls_and_node_keys_are_the_default(keys):
     assert said["--ssl-certfile"] == str(keys / "server.crt")
     assert said["--ssl-keyfile"] == str(keys / "server.key")
     assert "--insecure" not in words
+
+
+def test_a_key_that_does_not_fit_the_certificate_is_one_line(keys, capsys):
+    (keys / "server.key").write_bytes((keys / "ca.key").read_bytes())
+    assert server.main(["--keys", str(keys), "--state", str(keys / "state")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "server.crt and" in said
+    assert "do not fit each other" in said
 
 
 def test_without_certificates_the_error_names_the_command_that_makes_them(tmp_path, capsys):
