@@ -141,4 +141,4 @@ def test_a_message_that_kills_the_node_fails(point, deaths, code, fab, tmp_path)
         trigger.unlink(missing_ok=True)
         node.look()
         node.process.terminate()
-        assert node.process.wait(10) == 0
+        assert node.process.wait(60) == 0
