@@ -45,7 +45,8 @@ class Telemetry:
         if isinstance(error, BaseException):
             number = getattr(error, "errno", None)  # an app's error may have anything there
             name = errno.errorcode.get(number, "") if isinstance(number, int) else ""
-            self._usual["error"] = f"{type(error).__name__} {name}".strip()[:40]
+            kind = type(error).__name__.encode("ascii", "replace").decode()
+            self._usual["error"] = f"{kind} {name}".strip()[:40]
             if self._tells_errors:
                 text = (c if c.isprintable() else " " for c in str(error)[:80])
                 self._usual["error_text"] = "".join(text)
@@ -67,8 +68,9 @@ class Telemetry:
             told = {**told, "temperature": max(heat) / 1000}
         with suppress(OSError):
             told = {**told, "free_disk": shutil.disk_usage(self._folder).free}
-        for length in (80, 40, 20, 0):  # a letter takes up to four bytes
-            told = {**told, "error_text": told.get("error_text", "")[:length]}
+        for length in (80, 40, 30, 20, 10, 5):  # a letter takes up to four bytes
+            for key in {"error", "error_text"} & told.keys():
+                told[key] = told[key][:length]
             line = json.dumps(told, ensure_ascii=False).encode(errors="replace")
             if len(packed := zlib.compress(line, 9, -15)) <= MOST:
                 return packed

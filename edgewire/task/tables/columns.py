@@ -53,14 +53,6 @@ class Column:
                 f"the column {str(self.name)[:40]!r} is not valid: kinds are {', '.join(KINDS)}"
             )
 
-    @property
-    def as_text(self) -> bool:
-        """Whether its cells must be read as text: `01067` and `1067` are two categories."""
-        if self.kind != "category":
-            return bool(self.values)
-        whole = all(each.lstrip("-").isdigit() and str(int(each)) == each for each in self.values)
-        return not whole and not {*self.values} <= {"False", "True"}
-
 
 @dataclass(frozen=True)
 class Reading:

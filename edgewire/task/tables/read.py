@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from difflib import get_close_matches
 from logging import getLogger
 from typing import Any
@@ -31,7 +30,21 @@ def rows_of(source: Any, columns: Columns, texts: Iterable[str] = ()) -> Rows:
     `texts`: further columns that are read as text.
     """
     known = (*columns.features, *columns.target)
-    return read(source, columns.reading, {*texts, *(each.name for each in known if each.as_text)})
+    return read(source, columns.reading, {*texts, *(each.name for each in known if _as_text(each))})
+
+
+def _as_text(column: Column) -> bool:
+    """Say whether its cells must be read as text: `01067` and `1067` are two categories."""
+    if column.kind != "category" or {*column.values} <= {"False", "True"}:
+        return column.kind != "category" and bool(column.values)
+    for number in (pyarrow.int64(), pyarrow.float64()):
+        try:
+            cells = pyarrow.array([*column.values]).cast(number)
+        except pyarrow.ArrowException:
+            continue
+        if _texts(cells).to_pylist() == [*column.values]:
+            return False
+    return True
 
 
 def ids_of(rows: Rows, columns: Columns) -> tuple[str, list[Any]] | None:
@@ -209,10 +222,7 @@ def encoded(rows: Rows, cells: Any) -> tuple[NDArray[np.int64], Any]:
         if types.is_boolean(cells.type):
             cells = compute.if_else(cells, "True", "False")
         elif not types.is_dictionary(cells.type):
-            if types.is_floating(cells.type):
-                with suppress(pyarrow.ArrowException):  # 1e10 as a text would be 1e+10
-                    cells = cells.cast(pyarrow.int64())
-            cells = cells.cast(pyarrow.string())
+            cells = _texts(cells)
     except pyarrow.ArrowException as error:
         raise _untaken(cells) from error
     one = pyarrow.chunked_array(cells).dictionary_encode().unify_dictionaries().combine_chunks()
@@ -225,6 +235,18 @@ def encoded(rows: Rows, cells: Any) -> tuple[NDArray[np.int64], Any]:
         each.indices.fill_null(-1).to_numpy().astype(np.int64) for each in (one, inner)
     )
     return np.append(of_text, -1)[outer], inner.dictionary
+
+
+def _texts(cells: Any) -> Any:
+    """Return single values as text, each by itself: 1e10 is `10000000000`, as the whole number."""
+    texts = cells.cast(pyarrow.string())
+    if not types.is_floating(cells.type):
+        return texts
+    numbers = cells.cast(pyarrow.float64())
+    whole = compute.equal(compute.floor(numbers), numbers)
+    whole = compute.and_(whole, compute.less(compute.abs(numbers), 2.0**63))
+    digits = compute.if_else(whole, numbers, 0.0).cast(pyarrow.int64(), safe=False)
+    return compute.if_else(whole, digits.cast(pyarrow.string()), texts)
 
 
 def numeric(rows: Rows, texts: Any) -> Any:

@@ -99,6 +99,8 @@ COLUMN = st.one_of(
     st.lists(st.just("7"), min_size=12, max_size=12),
     st.lists(NUMBERS.map(str), min_size=12, max_size=12),
     st.lists(st.sampled_from(["red", "green", "blue", ""]), min_size=12, max_size=12),
+    st.lists(st.sampled_from(["0.0", "1.50", "2", "1e19"]), min_size=12, max_size=12),
+    st.lists(st.sampled_from(["1,5", "2,50"]), min_size=12, max_size=12),
     st.lists(CELLS, min_size=12, max_size=12),
 )
 NAME = st.text(max_size=6) | st.sampled_from(
@@ -141,6 +143,7 @@ def test_a_hostile_table_gives_finite_inputs_or_one_line(columns, rows, delimite
         again = table(str(file), target, columns=text, test_share=0.25 if rows > 3 else 0)
         assert again is not data
         assert torch.equal(again.train.inputs.nan_to_num(-9), data.train.inputs.nan_to_num(-9))
+        assert torch.equal(again.train.targets, data.train.targets)
 
 
 def test_long_cells_and_many_columns_take_little_memory(tmp_path):
