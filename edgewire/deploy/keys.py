@@ -211,7 +211,7 @@ def _address(given: argparse.Namespace) -> str:
     """
     if given.address:
         return str(given.address)
-    if not (names := names_in(given.keys / f"{SERVER}.crt")):
+    if not (names := names_in(certificate_in(given.keys / f"{SERVER}.crt"))):
         raise UsageError("the server's certificate has no name: give --address")
     first, port = str(names[0].value), given.superlink.rpartition(":")[2]
     return f"[{first}]:{port}" if ":" in first else f"{first}:{port}"
