@@ -200,7 +200,7 @@ class BundleApi:
         rest = await self._large.joined(pieces)
         number, telemetry = rest[:SIZE], rest[SIZE:]
         node, state = signed.node_id, get_linkstate(request)
-        if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state) is not None):
+        if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state)):
             raise HTTPException(409, "another node is online with this key")
         self._states.pulled(node, signed.stamp, telemetry)
         await run_in_threadpool(message_store.mark_online, node, state)
@@ -256,7 +256,7 @@ class BundleApi:
         state = get_linkstate(request)
         try:
             response = await self._large.work(
-                message_store.from_node, pushed, parts, confirmed, self._handed, state
+                message_store.from_node, pushed, parts, confirmed, state
             )
         except ValueError as error:
             raise HTTPException(400, f"this reply is not taken: {error}") from error

@@ -109,15 +109,15 @@ def for_node(
 ) -> Load | None:
     """Return the next message for a node, with its objects; None if no message exists.
 
-    `handed`: messages that the node has pulled and not replied to. They are sent again first,
-    because a node that pulls has not received them. `process`: the number of the node's process.
+    `handed`: the message that the node has pulled and not replied to. It is sent again first,
+    because a node that pulls has not received it. `process`: the number of the node's process.
     """
     node = request.node.node_id
-    response = handed.again(node, state, process)
-    response = response or fleet.pull_messages(request, state, state.object_store)
-    handed.note(node, response, process)
+    handed.again(node, state, process)
+    response = fleet.pull_messages(request, state, state.object_store)
     load = Load(response, request.node)
     for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
+        handed.note(node, message.metadata.message_id, process)
         names = (each.object_id for each in inflatable.iterate_object_tree(tree))
         load.missing.update(dict.fromkeys(names, message.metadata.run_id))
     try:
@@ -131,10 +131,9 @@ def from_node(
     request: PushMessagesRequest,
     objects: Mapping[str, bytes],
     confirm: ConfirmMessageReceivedRequest | None,
-    handed: Redelivery,
     state: Any,
 ) -> PushMessagesResponse:
-    """Store a node's reply and its objects; remove the answered message from `handed`.
+    """Store a node's reply and its objects.
 
     The reply is valid for as long as its message, whatever the node's clock says. If Flower refuses
     the first reply to a message, an error reply is stored: the node would repeat its reply.
@@ -157,7 +156,6 @@ def from_node(
     _store(response, objects, request.node, run, lambda each: fleet.push_object(each, state))
     if confirm is not None:
         fleet.confirm_message_received(confirm, state, state.object_store)
-    handed.replied(request.node.node_id, asked)
     return response
 
 

@@ -202,7 +202,7 @@ class Exchange(RuleBasedStateMachine):
         for _ in self.asked:
             self.pull((0, 0))
             self.push((0, 0), "edgewire")
-        assert self.handed.again(self.node.node_id, self.state) is None
+        assert not self.handed.again(self.node.node_id, self.state)
         self.receive((0, 0))
         for name, code in self.asked.items():
             (found,) = self.replies[name]
@@ -217,7 +217,7 @@ class Exchange(RuleBasedStateMachine):
         asked = request.messages_list[0].metadata.reply_to_message_id
         if self.asked[asked] is None:
             self.asked[asked] = code
-        message_store.from_node(request, objects, None, self.handed, self.state)
+        message_store.from_node(request, objects, None, self.state)
         assert self.replied(asked)
 
 
