@@ -37,8 +37,8 @@ log = getLogger("edgewire")
 class Membership:
     """Keeps a node online at its server. After `stop` or `leave` this object sends nothing.
 
-    `active`: whether the server counts this node as online, as far as the node knows. `name` and
-    `takes_telemetry`: what the server has told of itself and this node (`ask`).
+    `active`: whether the server counts this node as online, as far as the node knows. `name`: what
+    the server calls this node (`ask`).
     `registers`: the node has made its own key, so it registers the key itself. `beats`: seconds
     between two heartbeats. This object sends no heartbeat before the time `fleet.counted_until`,
     because the server counts the node as online until then.
@@ -56,7 +56,7 @@ class Membership:
         self._stopped = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self.node_id, self.active, self.in_app = 0, False, False
-        self.name, self.takes_telemetry = "", False
+        self.name = ""
         self._used, self._moved = 0.0, time.monotonic()  # processor time of the other threads
 
     @property
@@ -115,7 +115,6 @@ class Membership:
         with suppress(ValueError, KeyError, TypeError):  # Flower's SuperLink has no such path
             said = self._fleet.get(f"{BUNDLED}/status").json()
             self.name = one_line(str(said.get("name") or ""))
-            self.takes_telemetry = bool(said.get("telemetry"))
             return int(said["node"])
         return 0
 

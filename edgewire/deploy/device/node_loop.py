@@ -109,8 +109,7 @@ class Device:
             log.info("online at %s as %s", self._fleet.address, name)
             self._known = True
         if self._claim is None:
-            takes = self._member.takes_telemetry
-            telemetry = self._telemetry.due(self._fleet.ahead) if takes else b""
+            telemetry = self._telemetry.due(self._fleet.ahead)
             self._claim = self._fleet_transport.pull(self._member.node, telemetry)
             self._written = False
             if self._claim is None:

@@ -20,16 +20,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from edgewire.deploy.device.node_database import NodeDatabase, hash_of
 from edgewire.protocol.lineage import Checkpoint, RunLineage, StateChoice, choice_of
 
+_KINDS = {each.__name__: each for each in (ArrayRecord, ConfigRecord, MetricRecord)}
 _ANSWERED = 16  # stored ids of answered messages, to recognise a redelivered one
 log = getLogger("edgewire")
-
-
-@dataclass
-class CheckpointedState:
-    """The node's state at a checkpoint of the run; `records`: as in the store's record."""
-
-    checkpoint: Checkpoint
-    records: list[Any]
 
 
 @dataclass
@@ -51,7 +44,7 @@ class NodeStore:
     node: int = 0
     _reply: str | None = None  # the hash of the last reply
     _records: list[Any] = field(default_factory=list)  # the state as the store's record says it
-    _past: CheckpointedState | None = None
+    _past: tuple[Checkpoint, list[Any]] | None = None  # a checkpoint, and the state there
 
     def reply(self) -> bytes:
         """Return the last reply that `commit` has written.
@@ -72,7 +65,7 @@ class NodeStore:
         """
         choice = StateChoice.STAY
         if lineage is not None:
-            past = None if self._past is None else self._past.checkpoint
+            past = self._past and self._past[0]
             choice = choice_of(lineage, self.run_id, past)
         if self.node not in (0, node) and self.state:
             log.warning("the state kept of this run is of node %d: it starts anew", self.node)
@@ -84,12 +77,12 @@ class NodeStore:
             self._go_to([])
         elif choice is StateChoice.BACK and self._past is not None:
             log.info("the run was resumed: the state goes back to its checkpoint, too")
-            self._go_to(self._past.records)
+            self._go_to(self._past[1])
         self.node = node
         if lineage is not None:
             self.run_id, newest = lineage.run_id, lineage.newest
-            if newest and (self._past is None or self._past.checkpoint != newest):
-                self._past = CheckpointedState(newest, self._records)
+            if newest and (self._past is None or self._past[0] != newest):
+                self._past = newest, self._records
 
     def _go_to(self, records: list[Any]) -> None:
         try:
@@ -112,24 +105,19 @@ class NodeStore:
 
         last, records = put(memoryview(reply)), list[Any]()
         for name, record in state.items():
-            if isinstance(record, ArrayRecord):
-                found = [(key, *_bytes_of(array)) for key, array in record.items()]
-                entries = [[key, form, put(content)] for key, form, content in found]
-                records.append([name, "arrays", entries])
-            else:
-                kind = "config" if isinstance(record, ConfigRecord) else "metrics"
-                records.append([name, kind, put(memoryview(record.deflate()))])
+            entries = [[key, form, put(content)] for key, form, content in _entries(record)]
+            kind = next(kind for kind, each in _KINDS.items() if isinstance(record, each))
+            records.append([name, kind, entries])
         answered = [*self.answered[1 - _ANSWERED :], message]
-        past = self._past
         said = {
             "answered": answered,
             "reply": last,
             "records": records,
             "run_id": self.run_id,
             "node": self.node,
-            "past": past and [past.checkpoint, past.records],
+            "past": self._past,
         }
-        keep = set(_hashes(past.records)) if past else ()
+        keep = set(_hashes(self._past[1])) if self._past else ()
         self.database.write(self.name, json.dumps(said).encode(), blobs, keep)
         self.state, self.answered = state, answered
         self._reply, self._records = last, records
@@ -141,20 +129,17 @@ class NodeStore:
         self.reply()  # raises if it is damaged: a state without its reply is useless
         self.state = self._restored(self._records)
         if past := said["past"]:
-            self._past = CheckpointedState(Checkpoint(*past[0]), past[1])
+            self._past = Checkpoint(*past[0]), past[1]
 
     def _restored(self, records: list[Any]) -> RecordDict:
         """Return the state that `records` describe."""
         state = RecordDict()
-        for name, kind, content in records:
-            if kind == "arrays":
-                record = ArrayRecord()
-                for key, form, digest in content:
-                    record[key] = _array(form, self.database.blob(self.name, digest))
-                state[name] = record
+        for name, kind, entries in records:
+            found = [(*each, self.database.blob(self.name, digest)) for *each, digest in entries]
+            if kind == "ArrayRecord":
+                state[name] = ArrayRecord({key: _array(form, blob) for key, form, blob in found})
             else:
-                kinds = {"config": ConfigRecord, "metrics": MetricRecord}
-                state[name] = kinds[kind].inflate(self.database.blob(self.name, content))
+                state[name] = _KINDS[kind].inflate(found[0][2])
         return state
 
 
@@ -172,8 +157,14 @@ def open_node_store(database: NodeDatabase, name: str) -> NodeStore:
 
 def _hashes(records: list[Any]) -> Iterator[str]:
     """Yield the hashes of all blobs of a state, as `records` describe it."""
-    for _, kind, content in records:
-        yield from [each[2] for each in content] if kind == "arrays" else [content]
+    return (digest for _, _, entries in records for _, _, digest in entries)
+
+
+def _entries(record: ArrayRecord | ConfigRecord | MetricRecord) -> list[Any]:
+    """Return a record's arrays, each [key, description, bytes]; a plain record is one entry."""
+    if isinstance(record, ArrayRecord):
+        return [[key, *_bytes_of(array)] for key, array in record.items()]
+    return [["", [], memoryview(record.deflate())]]
 
 
 def _bytes_of(array: Array) -> tuple[list[Any], memoryview]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import platform
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -27,7 +26,6 @@ from starlette.responses import JSONResponse
 from edgewire.deploy.device.node_database import write_file
 from edgewire.deploy.server.access import App, Scope, Send
 from edgewire.machine.errors import UsageError
-from edgewire.protocol.flower_releases import installed
 
 CHANGING = ("/v1/control/register-node", "/v1/control/unregister-node")
 ONLINE, OFFLINE, GONE = "online", "offline", "unregistered"
@@ -157,18 +155,12 @@ def load(file: Path) -> list[NodeInfo]:
 
 
 def status_of(public_key: bytes, state: Any) -> dict[str, Any]:
-    """Return the status of the node with this public key, as JSON for the node.
-
-    For a registered node the JSON holds the node's id, name ("": none) and status, that this server
-    takes telemetry, and the versions of Flower and Python here.
-    """
+    """Return what the node with this public key may know: its id here, and its name ("": none)."""
     number = state.get_node_id_by_public_key(public_key)
     found = [] if number is None else state.get_node_info(node_ids=[number])
     if not found:
         return {"registered": False}
-    versions = {"flwr": installed(), "python": platform.python_version()}
-    about = {"node": number, "name": found[0].name, "status": found[0].status, "telemetry": True}
-    return {"registered": True, **about, **versions}
+    return {"registered": True, "node": number, "name": found[0].name}
 
 
 def called(node: int, state: Any) -> str:
