@@ -18,10 +18,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.fleet_pb2 import PullMessagesResponse
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, private_key_to_bytes
 from google.protobuf.message import DecodeError
 
-from edgewire.deploy.certificates import private_key
+from edgewire.deploy.certificates import new_key, private_key
 from edgewire.deploy.device.node_database import NodeDatabase, locked, write_file
 from edgewire.deploy.device.node_store import NodeStore, open_node_store
 from edgewire.machine.errors import UsageError
@@ -51,8 +50,7 @@ class NodeFolder:
         """Return the private key in the folder; make a key if the folder has none."""
         file = self.folder / "key"
         if not file.exists():
-            made, _ = generate_key_pairs()
-            write_file(file, private_key_to_bytes(made))
+            write_file(file, new_key()[0])
         return private_key(file)
 
     # who this node is

@@ -20,7 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from edgewire.deploy.device.node_database import NodeDatabase, hash_of
 from edgewire.protocol.lineage import Checkpoint, RunLineage, StateChoice, choice_of
 
-_KINDS = {each.__name__: each for each in (ArrayRecord, ConfigRecord, MetricRecord)}
+_KINDS: dict[str, Any] = {each.__name__: each for each in (ArrayRecord, ConfigRecord, MetricRecord)}
 _ANSWERED = 16  # stored ids of answered messages, to recognise a redelivered one
 log = getLogger("edgewire")
 
