@@ -169,13 +169,6 @@ class MembershipGrid(GridWrapper):
         self._asked = 0
         return self._heard(super().pull_before(message_ids, deadline))
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
-        """See `TimedGrid`."""
-        self._asked = 0
-        return self._heard(super().send_and_receive(self._telling(messages), timeout=timeout))
-
     def _telling(self, messages: Iterable[Message]) -> list[Message]:
         found = list(messages)
         for message in found:

@@ -14,7 +14,6 @@ from flwr.serverapp import Grid
 from ...codec import Codec
 from ...make import chosen
 from ...screening import Screening
-from ...validation import FOREVER
 from ..compact_records import restored
 from ..headers import DownlinkHeader, server_round, trains
 from ..message_size import size_of
@@ -169,11 +168,12 @@ class CompressedGrid(GridWrapper):
         if train:
             self.state.round += 1
             self._failures.begin_round(asked=len(sent))
-        if self.virtual_seconds is None and timeout is not None and timeout >= FOREVER:
+        if self.virtual_seconds is None:
             kind = outgoing[0].metadata.message_type if outgoing else ""
-            found = gathered(self._grid, outgoing, timeout, self._slowest[kind])
+            wait = math.inf if timeout is None else timeout
+            found = gathered(self._grid, outgoing, wait, self._slowest[kind])
         else:
-            found = list(super().send_and_receive(outgoing, timeout=timeout))
+            found = self._grid.send_and_receive(outgoing, timeout=timeout)
         in_flight = self._replies.in_flight
         ids = in_flight.add(outgoing, sent)
         replies, used = self._replies.take(found, self.state.round, together=True)
