@@ -220,10 +220,6 @@ class ParameterServer(RunStrategy):
             self.traffic.count_received(measured(reply.content, HEADER), 0)
         self.failures.leave_out(reply.metadata.src_node_id, NOT_OPEN)
 
-    def forget(self, nodes: set[int]) -> None:
-        """Delete the state of nodes that have left the run."""
-        self.failures.forget(nodes)
-
     def check_config(self, config: Config) -> None:
         """Raise `ConfigError` for options that one's own subclass lacks.
 

@@ -27,6 +27,7 @@ from edgewire.compression.flower.message_size import size_of
 from edgewire.compression.flower.records import values_of
 from edgewire.compression.flower.replica import ACTIVITY, MODEL, VERSION
 from edgewire.compression.flower.server.inbox import ReceivedUpdate, count_received
+from edgewire.compression.flower.server.session import forget_nodes
 from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.strategy.aggregation import EQUAL, Aggregation
@@ -258,8 +259,8 @@ class Rounds(Server):
         nodes, strategy = self._grid.wait_for_nodes(), self._strategy
         self._present = len(nodes)
         if gone := self.session.gone(lambda: nodes):
-            for each in (self._exchange, self.inbox.screens, self._planner, strategy):
-                each.forget(gone)
+            state = self._state
+            forget_nodes(gone, state.exchange, state.screens, state.paces, state.failures)
         among = strategy.participation
         count = among.drawn(len(nodes))
         if count < len(nodes):

@@ -30,7 +30,14 @@ from .model_replies import ModelReplies
 from .norm_screen import Screens, ScreensState
 from .reply_checks import ReplyRules, SentMessage
 from .sent_model import FoundModel, SentModels, SentModelsState
-from .session import Encoded, InitialModel, Key, ServerSession, ServerSessionState
+from .session import (
+    Encoded,
+    InitialModel,
+    Key,
+    ServerSession,
+    ServerSessionState,
+    forget_nodes,
+)
 
 ANY_REPLY = ReplyRules()
 
@@ -197,8 +204,9 @@ class CompressedGrid(GridWrapper):
         cache: dict[Key, Encoded] = {}
         models: dict[int, FoundModel | None] = {}
         if gone := self._session.gone(self._grid.get_node_ids):
-            for each in (self._replies, self._inferred_acks, self._failures):
-                each.forget(gone)
+            state = self.state
+            there = state.screens, state.inferred_acks, state.failures, self._replies.in_flight
+            forget_nodes(gone, *there)
         self._deltas.tidy(self._session.versions.held)
         made, sent = list[Message](), list[SentMessage | None]()
         for message in messages:

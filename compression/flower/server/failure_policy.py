@@ -187,11 +187,3 @@ class FailurePolicy:
     def failures_of(self, source: int) -> int:
         """Return the number of consecutive failures of a node or a segment."""
         return self._state.failed[source]
-
-    def forget(self, nodes: Iterable[int]) -> None:
-        """Delete the data of nodes that have left the run."""
-        for node in nodes:
-            self._state.failed.pop(node, None)
-            self._state.reasons.pop(node, None)
-            self._state.counts.pop(node, None)
-            self._state.streaks.pop(node, None)

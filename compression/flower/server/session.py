@@ -6,7 +6,7 @@ For each node the session tracks its version of the model and its applied update
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -82,6 +82,22 @@ class ServerSessionState:
         self.versions.not_from_seed |= self.asked - set(along)
 
 
+def forget_nodes(nodes: set[int], *states: Any) -> None:
+    """Delete the data of nodes that have left the run, and their messages.
+
+    `states`: sets of nodes, dictionaries by node, dictionaries whose values are messages (they have
+    an attribute `node`), and dataclasses of these. Other values stay as they are.
+    """
+    for each in states:
+        if is_dataclass(each):
+            forget_nodes(nodes, *vars(each).values())
+        elif isinstance(each, set):
+            each -= nodes
+        elif isinstance(each, dict):
+            for key in [k for k, v in each.items() if {k, getattr(v, "node", k)} & nodes]:
+                del each[key]
+
+
 class InitialModel(NamedTuple):
     """A model at the start of a run, whose layout the server and all nodes know.
 
@@ -131,7 +147,7 @@ class ServerSession:
         *,
         compact_records: bool = False,
     ) -> None:
-        state = ServerSessionState() if state is None else state
+        self._state = state = ServerSessionState() if state is None else state
         self._compact = compact_records
         self._first: dict[str, Message] = {}  # an unsent message of each type
         self._asked, self._many = state.asked, SPARE
@@ -257,11 +273,8 @@ class ServerSession:
         if len(self._asked) <= self._many:
             return set()
         found = self._asked - here
-        self._asked -= found
-        self._given.difference_update(found)
-        self._differing.difference_update(found)
-        self.versions.forget(found)
-        self.acks.forget(found)
+        forget_nodes(found, self._state)
+        self.acks.nodes_left()
         return found
 
     def count_unused(self, reply: Message) -> None:

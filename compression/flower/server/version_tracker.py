@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -122,13 +122,6 @@ class VersionTracker:
         self._state.sent.pop(node, None)
         if self._from_seed:
             self._state.not_from_seed.add(node)
-
-    def forget(self, nodes: Iterable[int]) -> None:
-        """Delete the state of nodes that have left the run."""
-        for node in nodes:
-            self.invalidate(node)
-            self._state.unheard.pop(node, None)
-            self._state.not_from_seed.discard(node)
 
     @property
     def in_flight(self) -> set[int]:
