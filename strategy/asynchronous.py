@@ -16,9 +16,9 @@ from edgewire.compression.flower import to_arrays
 from edgewire.compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
 from edgewire.compression.flower.node_names import called
 from edgewire.compression.flower.replica import MODEL
+from edgewire.compression.flower.server.delta_sync import ModelUpdate
 from edgewire.compression.flower.server.inbox import ReceivedUpdate
 from edgewire.compression.flower.server.session import forget_nodes
-from edgewire.compression.flower.server.version_tracker import ModelUpdate
 from edgewire.compression.flower.timed_grid import FIRST, LEAST, SlowestReply
 from edgewire.compression.flower.traffic import in_one_line
 from edgewire.compression.validation import FOREVER

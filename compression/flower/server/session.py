@@ -34,7 +34,8 @@ from ..native_tensors import (
 from ..records import Vector, content_of, filled, message_to, payloads_in, to_vector, values_of
 from ..traffic import Traffic, flower_bytes, reason_of
 from .acks import AckTracker, AckTrackerState
-from .version_tracker import ModelSync, ModelUpdate, VersionTracker, VersionTrackerState
+from .delta_sync import ModelUpdate
+from .version_tracker import ModelSync, VersionTracker, VersionTrackerState
 
 SPARE = 1000  # the server stores the state of at least SPARE nodes that have left
 # Key of an encoded message: the content's id, the node's version, the number of its last applied
