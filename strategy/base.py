@@ -93,19 +93,19 @@ class RunStrategy(Strategy):
         return cast(Traffic, self.state.traffic)
 
     @property
-    @abstractmethod
     def failed_nodes(self) -> Mapping[int, FailedNode]:
         """The nodes whose replies could not all be used."""
+        return cast(FailurePolicyState, self.state.failures).failed_nodes
 
     @property
-    @abstractmethod
     def train_metrics(self) -> Mapping[str, Any] | None:
         """The means of the nodes' newest training metrics; None before the first reply."""
+        return cast(dict[str, float] | None, self.state.train_metrics)
 
     @property
-    @abstractmethod
     def done(self) -> int:
         """The number of units (rounds, asynchronous updates or mini-batches) so far."""
+        return cast(int, self.state.round)
 
     @abstractmethod
     def abandon(self, back: Collection[int] = ()) -> None:
@@ -197,16 +197,6 @@ class ParameterServer(RunStrategy):
         super().__init__()
         self.failures = FailurePolicy(self.traffic, PATIENT, self.state.failures)
         self.screening = Screening()
-
-    @property
-    def failed_nodes(self) -> dict[int, FailedNode]:
-        """The nodes whose replies could not all be used."""
-        return self.state.failures.failed_nodes
-
-    @property
-    def train_metrics(self) -> dict[str, float] | None:
-        """The means of the nodes' newest training metrics; None before the first reply."""
-        return self.state.train_metrics
 
     def _ordered(self, grid: Grid) -> OrderedGrid:
         """Return the grid in the nodes' order; it refuses replies to messages that are not open."""

@@ -145,11 +145,6 @@ class SparseAveraging(ParameterServer):
         self.verify_every, self.mask_received = verify_every, mask_received
         self.planning, self.follow = planning, follow
 
-    @property
-    def done(self) -> int:
-        """The number of rounds so far."""
-        return self.state.round
-
     def abandon(self, back: Collection[int] = ()) -> None:
         """Delete late messages; between two rounds no other messages are without a reply."""
         self.state.exchange.late.messages.clear()
