@@ -138,14 +138,16 @@ class _Forwarding(TimedGrid):
 
 
 class GridWrapper(_Forwarding):
-    """Base class of grids that wrap another grid; forwards all methods of `TimedGrid` to it."""
+    """Base class of grids that wrap another grid; forwards all methods of `TimedGrid` to it.
+
+    A derived class may define `_received`, to see or to replace the replies that are pulled.
+    """
 
     _grid: TimedGrid
     virtual_seconds: Any = property(attrgetter("_grid.virtual_seconds"))
     comparison: Any = property(attrgetter("_grid.comparison"))
     get_node_ids = _forwarded(TimedGrid.get_node_ids)
     push_messages = _forwarded(TimedGrid.push_messages)
-    pull_before = _forwarded(TimedGrid.pull_before)
     drop_replies = _forwarded(TimedGrid.drop_replies)
     tend = _forwarded(TimedGrid.tend)
     follow = _forwarded(TimedGrid.follow)
@@ -163,6 +165,17 @@ class GridWrapper(_Forwarding):
     def next_change(self) -> float | None:
         """The moment at which the wrapped grid's next node appears (`TimedGrid`)."""
         return self._grid.next_change
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that have arrived."""
+        return self._received(self._grid.pull_messages(message_ids))
+
+    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
+        """Wait for the next replies; return none at the deadline (`TimedGrid.pull_before`)."""
+        return self._received(self._grid.pull_before(message_ids, deadline))
+
+    def _received(self, replies: Iterable[Message]) -> list[Message]:
+        return list(replies)
 
 
 class PolledGrid(_Forwarding):

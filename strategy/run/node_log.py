@@ -160,14 +160,6 @@ class NodeLog(GridWrapper):
         self._sent(messages, now)
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """See `TimedGrid`."""
-        return self._heard(list(super().pull_messages(message_ids)))
-
-    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """See `TimedGrid`."""
-        return self._heard(super().pull_before(message_ids, deadline))
-
     def _since(self, moment: float) -> float:
         """Return the run's seconds at a moment of the grid's clock."""
         return moment - self._began
@@ -188,23 +180,23 @@ class NodeLog(GridWrapper):
             del self.state.open[next(iter(self.state.open))]
         self._refresh()
 
-    def _heard(self, replies: list[Message]) -> list[Message]:
-        now = self._since(self._grid.now)
-        for reply in replies:
+    def _received(self, replies: Iterable[Message]) -> list[Message]:
+        now, found = self._since(self._grid.now), list(replies)
+        for reply in found:
             about = metadata_of(reply)
             unknown = about["_src_node_id"], now
             node, sent = self.state.open.pop(about["_reply_to_message_id"], unknown)
-            self._received(reply, node, sent, now)
-        if replies:
+            self._count(reply, node, sent, now)
+        if found:
             self._refresh()
-        return replies
+        return found
 
     def _refresh(self) -> None:
         """Write `nodes.json` in the middle of a round, which may last for hours on devices."""
         if self._written >= 0:
             self.write(*self._newest)
 
-    def _received(self, reply: Message, node: int, sent: float, now: float) -> None:
+    def _count(self, reply: Message, node: int, sent: float, now: float) -> None:
         activity = self._of(node)
         activity.heard, activity.lag, activity.answered = now, now - sent, sent
         before = activity.replies * (activity.mean_lag or 0.0)

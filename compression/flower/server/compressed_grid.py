@@ -151,19 +151,11 @@ class CompressedGrid(GridWrapper):
         self._replies.in_flight.add(outgoing, sent)
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that have arrived, with decoded models in place of payloads."""
-        return self._pulled(super().pull_messages(message_ids))
-
-    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """Wait for the next replies; return none at the deadline (`TimedGrid.pull_before`)."""
-        return self._pulled(super().pull_before(message_ids, deadline))
-
-    def _pulled(self, found: Iterable[Message]) -> list[Message]:
+    def _received(self, replies: Iterable[Message]) -> list[Message]:
         """Return replies with decoded models in place of payloads, and count the replies."""
-        replies, used = self._replies.take(found, self.state.round, together=False)
+        found, used = self._replies.take(replies, self.state.round, together=False)
         self.traffic.client_updates += used
-        return replies
+        return found
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
