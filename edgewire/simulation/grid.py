@@ -219,7 +219,9 @@ class LocalGrid(TimedGrid):
         """
         if self._line:
             self._line.send()
-        ids, arrivals = dict.fromkeys(message_ids), self._state.arrivals
+        # A round's dictionary of ids is not copied for each of its replies.
+        ids = message_ids if isinstance(message_ids, dict) else dict.fromkeys(message_ids)
+        arrivals = self._state.arrivals
         self._compute_until_sure(ids, deadline)
         there = {i: arrival for i, (arrival, _) in arrivals.items() if i in ids}
         now = min([deadline, *there.values()])
