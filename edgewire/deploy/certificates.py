@@ -104,7 +104,7 @@ def make_server(keys: Path, names: list[str], renew: bool = False) -> list[Path]
     file, made = keys / f"{SERVER}.key", list[Path]()
     if renew:
         key = private_key(file)
-        old = names_in(before) if before.exists() else []
+        old = names_in(certificate_in(before)) if before.exists() else []
         subject += [name for name in old if name not in subject]
     else:
         key = ec.generate_private_key(ec.SECP384R1())
@@ -198,13 +198,13 @@ def certificate_in(file: Path) -> x509.Certificate:
         raise UsageError(f"{file} is no certificate that can be read") from error
 
 
-def names_in(file: Path) -> list[x509.GeneralName]:
-    """Return the names in a certificate's file. Raises `UsageError` if it cannot be read."""
+def names_in(certificate: x509.Certificate) -> list[x509.GeneralName]:
+    """Return the names and addresses that a certificate is valid for."""
     try:
-        extensions = certificate_in(file).extensions
-        return list(extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (ValueError, x509.ExtensionNotFound):
         return []
+    return list(found.value)
 
 
 def is_issued(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
@@ -230,11 +230,6 @@ def alternatives(names: list[str]) -> list[x509.GeneralName]:
                 raise UsageError(f"{name!r} is no name or address of a server") from None
             found.append(x509.DNSName(name))
     return found
-
-
-def end_of(certificate: Path) -> datetime.datetime:
-    """Return when a certificate ends. Raises `OSError` or `ValueError` if it cannot be read."""
-    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
 
 
 def write_new(path: Path, content: bytes, mode: int) -> Path:

@@ -16,16 +16,14 @@ A bundle is a list of parts, each with a name and a content. The compact format
     deflated  u32 size of `numbers` in bytes, `numbers`, `text`
     text      names that are not a SHA-256, and the text before, between and after the names in
               small contents
-    numbers   (LEB128) the number of parts; how many of the first parts are moved to the end; then
-              for each part
-              - its name: 0 if it is the hash of the content; 1 if it is the next 32 bytes of `raw`;
-                else 2 + its length in `text`
-              - its size: 0 for a small content, else 1 + its length in `raw`
-              - only for a small content: the number of names in it; for each name the length of
-                the text before it, and 0 for the next 32 bytes of `raw`, or the number of the
-                part, from 1; the length of the text after the last name
+    numbers   (LEB128) the number of parts; then for each part its name and its content
+              - a name or a small content: the number of its pieces, which are a text, a SHA-256, a
+                text and so on; for each text its length in `text`; for each SHA-256 0 for the next
+                32 bytes of `raw`, or the number of the part with that name, from 1
+              - a name that is the hash of the small content: 0
+              - a large content: 0, and its length in `raw`
 
-The first parts may contain the names of later parts, so the first parts are moved to the end.
+The first part contains the names of the others, so it is the last one in the compact format.
 """
 
 from __future__ import annotations
@@ -39,11 +37,11 @@ from io import BytesIO
 
 from edgewire.protocol.bundle import LONGEST_NAME, MOST_PARTS
 
-FORM = 2  # raise it with every change of the format or of the dictionary
+FORM = 3  # raise it with every change of the format or of the dictionary
 SMALL = 1 << 14  # bytes: the largest small content
 MOST = 1 << 24  # bytes: the largest size of `deflated` after inflating
 _LETTERS = 64  # hexadecimal digits of a SHA-256
-_NAME = re.compile(rb"[0-9a-f]{64}")
+_NAME = re.compile(rb"([0-9a-f]{64})")
 _HEAD, _SIZE = struct.Struct("<BI"), struct.Struct("<I")
 _WORDS = (  # the dictionary of zlib: likely strings, the most likely last
     b"evaluate query \x12\x02129 client-app accuracy top5 error proximal-mu server-round segment "
@@ -70,14 +68,9 @@ def compact(parts: Sequence[tuple[str, bytes]]) -> bytes:
 
 def pieces(parts: Sequence[tuple[str, bytes]]) -> list[bytes]:
     """Return the compact bundle of parts in pieces; large contents are pieces without a copy."""
-    # A content can refer only to earlier parts. The parts before the first object contain the names
-    # of objects. So these parts are moved to the end.
-    first = next(
-        (i for i, (name, _) in enumerate(parts) if _NAME.fullmatch(name.encode())), len(parts)
-    )
     made = _Writer()
-    made.numbers += [len(parts), first]
-    for name, content in [*parts[first:], *parts[:first]]:
+    made.numbers.append(len(parts))
+    for name, content in [*parts[1:], *parts[:1]]:
         made.put(name.encode(), content)
     return made.bundle()
 
@@ -92,15 +85,13 @@ def parts_of(data: bytes, limit: int, most: int = MOST_PARTS) -> list[tuple[str,
         raise ValueError(f"a bundle of {len(data)} bytes, and no more than {limit} are taken")
     try:
         read = _Reader(data, limit)
-        count, last = read.number(), read.number()
-        if count > most:
+        if (count := read.number()) > most:
             raise ValueError(f"a bundle of {count} parts, and no more than {most} are taken")
         parts = [read.part() for _ in range(count)]
+        read.expect_end()
     except (IndexError, zlib.error) as error:
         raise ValueError(f"the bundle is damaged: {error}") from error
-    if last > count or not read.done():
-        raise ValueError("the bundle is damaged: it has not the parts that it says")
-    return [*parts[count - last :], *parts[: count - last]]
+    return [*parts[-1:], *parts[:-1]]
 
 
 class _Writer:
@@ -119,35 +110,28 @@ class _Writer:
         self._room -= (len(content) if small else 0) + len(name) + 8
         if small and name == _hash(content):
             self.numbers.append(0)
-        elif _NAME.fullmatch(name):
-            self.numbers.append(1)
-            self._raw.append(bytes.fromhex(name.decode()))
         else:
-            self.numbers.append(len(name) + 2)
-            self._text.append(name)
+            self._say(name)
         if small:
-            self._look_into(content)
+            self._say(content)
         else:
-            self.numbers.append(len(content) + 1)
+            self.numbers += [0, len(content)]
             self._raw.append(content)
         self._count += 1
         self._places[name] = self._count
 
-    def _look_into(self, content: bytes) -> None:
-        found = list(_NAME.finditer(content))
-        self.numbers += [0, len(found)]
-        at = 0
-        for match in found:
-            self._say(content[at : match.start()])
-            at = match.end()
-            self.numbers.append(place := self._places.get(match[0], 0))
-            if not place:
-                self._raw.append(bytes.fromhex(match[0].decode()))
-        self._say(content[at:])
-
-    def _say(self, text: bytes) -> None:
-        self.numbers.append(len(text))
-        self._text.append(text)
+    def _say(self, content: bytes) -> None:
+        """Add a name or a small content."""
+        found = _NAME.split(content)
+        self.numbers.append(len(found))
+        for index, piece in enumerate(found):
+            if index % 2 == 0:
+                self.numbers.append(len(piece))
+                self._text.append(piece)
+            else:
+                self.numbers.append(place := self._places.get(piece, 0))
+                if not place:
+                    self._raw.append(bytes.fromhex(piece.decode()))
 
     def bundle(self) -> list[bytes]:
         """Return the bundle of all added parts in pieces."""
@@ -190,42 +174,37 @@ class _Reader:
 
     def part(self) -> tuple[str, bytes]:
         """Return the name and the content of the next part."""
-        kind = self.number()
-        name = b""
-        if kind:
-            if kind > LONGEST_NAME + 2:
-                raise ValueError(f"the bundle has a name of {kind - 2} bytes")
-            name = self._digest() if kind == 1 else _take(self._text, kind - 2)
-        size = self.number()
-        content = _take(self._raw, size - 1) if size else self._small()
-        name = name if kind else _hash(content)
-        self._names.append(name)
-        return name.decode(), content
+        name = self._said(LONGEST_NAME)
+        content = self._said(SMALL)
+        if content is None:
+            content = _take(self._raw, self.number())
+        self._names.append(_hash(content) if name is None else name)
+        return self._names[-1].decode(), content
 
-    def _small(self) -> bytes:
-        pieces, count = list[bytes](), self.number()
-        if count * _LETTERS > SMALL:
-            raise ValueError("the bundle has more names in a part than fit there")
-        for _ in range(count):
-            pieces.append(_take(self._text, self.number()))
-            place = self.number()
-            name = self._names[place - 1] if place else self._digest()
-            if len(name) != _LETTERS:  # references to a long name could fill the memory
-                raise ValueError("the bundle has a part in a part's content by a name that is none")
-            pieces.append(name)
-        pieces.append(_take(self._text, self.number()))
-        size = sum(map(len, pieces))
-        self._room -= size
-        if size > SMALL or self._room < 0:
-            raise ValueError("the bundle holds more than is taken")
-        return b"".join(pieces)
+    def _said(self, most: int) -> bytes | None:
+        """Return a name or a small content of at most so many bytes; None if it is not in pieces.
 
-    def _digest(self) -> bytes:
-        return _take(self._raw, 32).hex().encode()
+        The pieces are limited, because references to a long name could fill the memory.
+        """
+        found, count, room = list[bytes](), self.number(), min(most, self._room)
+        for index in range(count):
+            if index % 2 == 0:
+                piece = _take(self._text, self.number())
+            elif place := self.number():
+                piece = self._names[place - 1]
+            else:
+                piece = _take(self._raw, _LETTERS // 2).hex().encode()
+            room -= len(piece)
+            if room < 0 or (index % 2 and len(piece) != _LETTERS):
+                raise ValueError("the bundle holds more than is taken, or a name that is none")
+            found.append(piece)
+        self._room -= sum(map(len, found))
+        return b"".join(found) if count else None
 
-    def done(self) -> bool:
-        """Return whether the whole bundle has been read."""
-        return not (self._numbers.read(1) or self._text.read(1) or self._raw.read(1))
+    def expect_end(self) -> None:
+        """Raise `ValueError` unless the whole bundle has been read."""
+        if self._numbers.read(1) or self._text.read(1) or self._raw.read(1):
+            raise ValueError("the bundle is damaged: it has not the parts that it says")
 
 
 def _take(stream: BytesIO, size: int) -> bytes:

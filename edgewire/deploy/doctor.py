@@ -28,7 +28,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from edgewire.deploy import node  # the first: it reports a missing Flower in one line
-from edgewire.deploy.certificates import CA, SOON, is_issued, private_key
+from edgewire.deploy.certificates import CA, SOON, is_issued, names_in, private_key
 from edgewire.deploy.device.backoff import WORTH_WAITING, clock_trouble, reason_of
 from edgewire.deploy.device.client import (
     BUNDLED,
@@ -127,9 +127,11 @@ def memory(options: argparse.Namespace) -> Iterable[Finding]:
 def lasting(name: str, certificate: x509.Certificate, renew: str) -> Finding:
     """Check whether a certificate is valid now.
 
-    `name`: the name of the certificate in the line; `renew`: the advice for a certificate that has
-    expired or soon expires.
+    `name`: what the line calls it, before the names and addresses for which it is valid; `renew`:
+    the advice for a certificate that has expired or soon expires.
     """
+    if names := names_in(certificate):
+        name += ", for " + ", ".join(str(each.value) for each in names)
     now = datetime.datetime.now(datetime.UTC)
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     level, text = OK, f"{name}, until {ends:%Y-%m-%d}"
@@ -140,14 +142,6 @@ def lasting(name: str, certificate: x509.Certificate, renew: str) -> Finding:
     elif (days := (ends - now).days) < SOON:
         level, text = WARNING, f"{name} ends in {days} days: {renew}"
     return Finding(level, "certificate", text)
-
-
-def _names_of(certificate: x509.Certificate) -> str:
-    """Return the names and addresses that a certificate is valid for, separated by commas."""
-    with suppress(x509.ExtensionNotFound):
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        return ", ".join(str(each.value) for each in found)
-    return ""
 
 
 def _secret(file: Path, what: str) -> Iterable[Finding]:
@@ -240,7 +234,7 @@ def server_of_node(options: argparse.Namespace) -> Iterable[Finding]:
         if fleet.secure:  # the client has accepted the server's certificate
             shown = first.extensions["network_stream"].get_extra_info("ssl_object")
             certificate = x509.load_der_x509_certificate(shown.getpeercert(True) or b"")
-            yield lasting(f"the server's, for {_names_of(certificate)}", certificate, RENEW)
+            yield lasting("the server's", certificate, RENEW)
         ahead = ahead_of(first) or 0.0
         if (trouble := clock_trouble(ahead)) is not None:
             yield Finding(WRONG, "clock", trouble)
@@ -305,7 +299,7 @@ def certificate_of_server(options: argparse.Namespace) -> Iterable[Finding]:
         advice = f"`python -m edgewire.deploy.keys server NAME` makes certificates; or {RENEW}"
         yield Finding(WRONG, "certificate", f"{reason}: {advice}")
         return
-    yield lasting(f"the server's, for {_names_of(own)}", own, RENEW)
+    yield lasting("the server's", own, RENEW)
     for ca in authorities:
         yield lasting("the CA's", ca, "`python -m edgewire.deploy.keys ca` makes another")
 

@@ -92,41 +92,34 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--superlink", default="127.0.0.1:8000", help="HOST:PORT (%(default)s)")
     made.add_argument("--insecure", action="store_true", help="the SuperLink has no TLS")
     kinds = made.add_subparsers(required=True, metavar="COMMAND")
-    server = kinds.add_parser("server", help="make a CA and the server's certificate")
-    server.add_argument("names", nargs="*", help="its names and addresses, as nodes will say them")
-    server.add_argument("--renew", action="store_true", help="a new certificate for the old key")
-    server.set_defaults(call=_server)
-    for name, call, text in (
-        ("node", _node, "make keys of nodes"),
-        ("register", _register, "let nodes take part"),
-        ("revoke", _revoke, "let nodes take part no more"),
-    ):
-        kind = kinds.add_parser(name, help=text)
-        kind.add_argument("names", nargs="*")
-        kind.set_defaults(call=call)
-    for name, call, text in (
-        ("bundle", _bundle, "write NAME.tar for edgewire.deploy.install, with a key"),
-        ("enrol", _enrol, "let a device register itself by a link, within a day"),
-    ):
-        kind = kinds.add_parser(name, help=text)
-        kind.add_argument("names", nargs="*")
-        kind.add_argument("--address", help="the server's HOST:PORT, as in its certificate")
-        kind.set_defaults(call=call)
-    config = "such as 'data=\"/its/folder\"'"
-    kinds.choices["bundle"].add_argument("--node-config", default="", help=config)
-    for name in ("register", "enrol"):
-        kinds.choices[name].add_argument("--renew", action="store_true", help="a new key for it")
-    ca = kinds.add_parser("ca", help="make a new CA beside the old one")
-    ca.add_argument("--drop-old", action="store_true", help="end the old one")
-    ca.set_defaults(call=_next_ca)
-    kinds.add_parser("list", help="say who may take part").set_defaults(call=_list)
-    app = kinds.add_parser("app", help="say this app's SHA-256")
-    app.add_argument("packages", nargs="*", help="the packages of runs with packages=")
-    app.set_defaults(call=_app)
-    signs = kinds.add_parser("sign", help="sign this app for nodes with --app-signer")
-    signs.add_argument("key", type=Path, help="the owner's private key, of ssh-keygen -t ed25519")
-    signs.add_argument("packages", nargs="*", help="the packages of runs with packages=")
-    signs.set_defaults(call=_sign)
+    commands = {
+        "server": (_server, "make a CA and the server's certificate"),
+        "node": (_node, "make keys of nodes"),
+        "register": (_register, "let nodes take part"),
+        "revoke": (_revoke, "let nodes take part no more"),
+        "bundle": (_bundle, "write NAME.tar for edgewire.deploy.install, with a key"),
+        "enrol": (_enrol, "let a device register itself by a link, within a day"),
+        "ca": (_next_ca, "make a new CA beside the old one"),
+        "list": (_list, "say who may take part"),
+        "app": (_app, "say this app's SHA-256"),
+        "sign": (_sign, "sign this app for nodes with --app-signer"),
+    }
+    for name, (call, text) in commands.items():
+        kinds.add_parser(name, help=text).set_defaults(call=call)
+
+    def add(names: str, *option: str, **given: Any) -> None:
+        for name in names.split():
+            kinds.choices[name].add_argument(*option, **given)
+
+    add("server", "names", nargs="*", help="its names and addresses, as nodes will say them")
+    add("node register revoke bundle enrol", "names", nargs="*")
+    add("server", "--renew", action="store_true", help="a new certificate for the old key")
+    add("register enrol", "--renew", action="store_true", help="a new key for it")
+    add("bundle enrol", "--address", help="the server's HOST:PORT, as in its certificate")
+    add("bundle", "--node-config", default="", help="such as 'data=\"/its/folder\"'")
+    add("ca", "--drop-old", action="store_true", help="end the old one")
+    add("sign", "key", type=Path, help="the owner's private key, of ssh-keygen -t ed25519")
+    add("app sign", "packages", nargs="*", help="the packages of runs with packages=")
     return made
 
 
@@ -211,7 +204,7 @@ def _address(given: argparse.Namespace) -> str:
     """
     if given.address:
         return str(given.address)
-    if not (names := names_in(given.keys / f"{SERVER}.crt")):
+    if not (names := names_in(certificate_in(given.keys / f"{SERVER}.crt"))):
         raise UsageError("the server's certificate has no name: give --address")
     first, port = str(names[0].value), given.superlink.rpartition(":")[2]
     return f"[{first}]:{port}" if ":" in first else f"{first}:{port}"

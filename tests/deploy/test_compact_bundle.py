@@ -89,14 +89,12 @@ def test_large_parts_are_not_compressed_again():
 
 
 def test_the_output_limit_holds():
-    many = [
-        (name_of(b"x"), b"x"),
-        *((f"part {i}", name_of(b"x").encode() * 250) for i in range(99)),
-    ]
+    others = [(f"part {i:02}", name_of(b"x").encode() * 250) for i in range(98)]
+    many = [("request", others[0][1]), (name_of(b"x"), b"x"), *others]
     bundle = compact(many)
     assert len(bundle) < 2000
-    assert parts_of(bundle, 99 * 16_000 + 1) == many
-    for limit in (len(bundle) - 1, 99 * 16_000):
+    assert parts_of(bundle, 99 * 16_007 + 1) == many
+    for limit in (len(bundle) - 1, 99 * 16_007):
         with pytest.raises(ValueError, match="taken"):
             parts_of(bundle, limit)
 
@@ -105,7 +103,7 @@ def test_the_format_of_this_form_number_never_changes():
     """Devices and servers of other versions read these bytes, so a change needs a new `FORM`."""
     content = b"ConfigRecord  31\x00loss"
     name = name_of(content)
-    data = "021d000000e3018a31310209514e06466646068c44038ab62250cc1697e4a7290000"
+    data = "031c000000e3028a3131308a32b23333333260241950a41581e2b5b8243f4d0100"
     found = parts_of(bytes.fromhex(data), LIMIT)
     assert found == [("request", b"of " + name.encode()), (name, content)]
 
@@ -128,22 +126,21 @@ def said(*numbers):
     return bytes(made)
 
 
-EMPTY = said(2, 0, 0, 0)  # one part with an empty name and an empty small content
-REPEATS = said(2, 0, 250, *([0, 1] * 250), 0)  # this part's content repeats the first part's name
+EMPTY = said(1, 0, 1, 0)  # a part with an empty name and an empty small content
+REPEATS = said(1, 0, 501, *([0, 1] * 250), 0)  # this part's content repeats the first part's name
+NAMED = said(1, 64, 1, 0)  # a part with a name of 64 bytes and an empty small content
 BOMBS = {
-    "parts": lambda: bundle_of(said(4_190_000, 0) + EMPTY * 4_190_000),
-    "hashed parts": lambda: bundle_of(said(4_190_000, 0) + said(0, 0, 0, 0) * 4_190_000),
-    "too few parts": lambda: bundle_of(said(1 << 40, 0) + EMPTY),
-    "a long name": lambda: bundle_of(said(1, 0, (1 << 20) + 2, 0, 0, 0), bytes(1 << 20)),
-    "a name said again": lambda: bundle_of(
-        said(5000, 0, 258, 0, 0, 0) + REPEATS * 4999, bytes(256)
-    ),
-    "no name said again": lambda: bundle_of(said(30_000, 0) + EMPTY + REPEATS * 29_999),
-    "a small content that is large": lambda: bundle_of(
-        said(1, 0, 2, 0, 0, 1 << 23), b"a" * (1 << 23)
-    ),
-    "small contents": lambda: bundle_of(said(30_001, 0, 66, 0, 0, 0) + REPEATS * 30_000, b"a" * 64),
-    "one content without end": lambda: bundle_of(said(1, 0, 2, 0, 1 << 50, *([0, 0] * 99))),
+    "parts": lambda: bundle_of(said(4_190_000) + EMPTY * 4_190_000),
+    "hashed parts": lambda: bundle_of(said(4_190_000) + said(0, 1, 0) * 4_190_000),
+    "too few parts": lambda: bundle_of(said(1 << 40) + EMPTY),
+    "a long name": lambda: bundle_of(said(1, 1, 1 << 20, 1, 0), bytes(1 << 20)),
+    "a name said again": lambda: bundle_of(said(5000, 1, 256, 1, 0) + REPEATS * 4999, bytes(256)),
+    "no name said again": lambda: bundle_of(said(30_000) + EMPTY + REPEATS * 29_999),
+    "a small content that is large": lambda: bundle_of(said(1, 1, 0, 1, 1 << 23), b"a" * (1 << 23)),
+    "small contents": lambda: bundle_of(said(30_001) + NAMED + REPEATS * 30_000, b"a" * 64),
+    "one content without end": lambda: bundle_of(said(1, 1, 0, 1 << 50, *([0, 0] * 99))),
+    "a name without end": lambda: bundle_of(said(1, 1 << 50, *([0, 1] * 99))),
+    "empty pieces": lambda: bundle_of(said(1, 1, 0, 1 << 50) + bytes(1 << 23)),
 }
 
 
@@ -162,7 +159,7 @@ def test_a_small_bundle_costs_little_whatever_it_declares(bomb):
 
 
 def test_a_large_body_that_is_no_bundle_is_not_copied():
-    body = b"\x02\xff\xff\xff\xff" + bytes(32 << 20)
+    body = b"\x03\xff\xff\xff\xff" + bytes(32 << 20)
     tracemalloc.start()
     with pytest.raises(ValueError, match="deflated"):
         parts_of(body, 1 << 31)

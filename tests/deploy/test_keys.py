@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.cli.supernode.register import try_load_public_key
 
 from edgewire.deploy import keys
-from edgewire.deploy.certificates import names_in, private_key
+from edgewire.deploy.certificates import certificate_in, names_in, private_key
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
@@ -215,7 +215,7 @@ def test_a_key_of_another_ca_signs_nothing_and_a_renewed_certificate_keeps_its_n
     assert "ca.key is not the key of" in error
     key.write_bytes(own)
     assert tool("server", "--renew", "there.org")[0] == 0
-    names = [str(each.value) for each in names_in(key.parent / "server.crt")]
+    names = [str(each.value) for each in names_in(certificate_in(key.parent / "server.crt"))]
     assert {"here.org", "there.org", "localhost"} < {*names}
     assert names[0] == "there.org"
     assert len({*names}) == len(names)

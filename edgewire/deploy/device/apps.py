@@ -1,7 +1,7 @@
 """Unpacks apps on a device, stores them by their SHA-256, and loads their ClientApp.
 
-The file HASH.json beside the folder of an app holds the SHA-256 of each of the app's files, and
-HASH.sig the record of its signature. The file `newest` says when the newest app was signed.
+The file HASH.fab beside the folder of an app is its bundle, by which the app's files are checked.
+The file `newest` says when the newest app was signed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import io
-import json
 import os
 import shutil
 import sys
@@ -56,7 +55,7 @@ class Apps:
         self._digest = ""  # hash of the app whose modules this process has begun to import
         self._app: ClientApp | None = None
         self._refused = "", ""  # the hash of the last app that was fetched and refused, and why
-        self._checked = set[str]()  # hashes of apps whose files this process has checked
+        self._records = dict[str, bytes]()  # of the apps that this process has checked
         folder.mkdir(parents=True, exist_ok=True)
 
     def has(self, digest: str) -> bool:
@@ -68,12 +67,14 @@ class Apps:
         if digest == self._refused[0]:
             raise AppError(self._refused[1])
         folder = self._path(digest)
-        if digest not in self._checked and folder.is_dir() and _is_damaged(folder):
-            log.warning("the stored app %s is damaged: it is fetched again", digest)
-            shutil.rmtree(folder)
-        self._checked.add(digest)
+        if digest not in self._records and folder.is_dir():
+            if (bundle := _sound_bundle(folder)) is None:
+                log.warning("the stored app %s is damaged: it is fetched again", digest)
+                shutil.rmtree(folder)
+            else:
+                self._records[digest] = record_of(bundle)
         if self._owner is None or folder.is_dir():  # else its signature decides, in `put`
-            self._expect_allowed(digest, _record(folder))
+            self._expect_allowed(digest, self._records.get(digest, b""))
         return folder.is_dir()
 
     def put(self, digest: str, bundle: bytes) -> None:
@@ -100,11 +101,10 @@ class Apps:
         # is too short. RuntimeError: an encrypted entry, or an unknown compression.
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             raise AppError(f"the app's bundle cannot be unpacked: {error}") from error
-        draft.with_suffix(".sig").write_bytes(record)
-        self._path(digest).with_suffix(".json").write_text(json.dumps(_hashes(draft)))
-        draft.with_suffix(".sig").rename(self._path(digest).with_suffix(".sig"))
+        self._path(digest).with_suffix(".fab").write_bytes(bundle)
         os.sync()  # one sync is faster than an fsync for each file
         draft.rename(self._path(digest))
+        self._records[digest] = record
         self._forget(digest)
 
     def config(self, digest: str, overrides: UserConfig) -> UserConfig:
@@ -127,7 +127,7 @@ class Apps:
             folder = self._path(digest)
             reference = self._described(digest)["components"]["clientapp"]
             newest = max(map(_used, self._folder.iterdir()))  # the clock may have been set back
-            os.utime(folder.with_suffix(".json"), ns=(newest, newest + 10**9))
+            os.utime(folder.with_suffix(".fab"), ns=(newest, newest + 10**9))
             self._digest = digest
             self._app = _loaded(reference, folder)
         return self._app
@@ -177,40 +177,29 @@ class Apps:
         others.sort(key=_used, reverse=True)
         for folder in others[MOST_APPS - 1 :]:
             shutil.rmtree(folder, ignore_errors=True)
-            for suffix in (".json", ".sig"):
-                folder.with_suffix(suffix).unlink(missing_ok=True)
+            folder.with_suffix(".fab").unlink(missing_ok=True)
 
 
 def _used(folder: Path) -> int:
-    """Return when an app was used last, in nanoseconds of the time of the file of its hashes."""
-    return max((f.stat().st_mtime_ns for f in folder.parent.glob(f"{folder.stem}.json")), default=0)
+    """Return when an app was used last, in nanoseconds of the time of the file of its bundle."""
+    return max((f.stat().st_mtime_ns for f in folder.parent.glob(f"{folder.stem}.fab")), default=0)
 
 
-def _hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a folder, by the file's path in the folder.
-
-    The name "" is that of the file with the record of the app's signature.
-    """
-    found = {"": _record(folder)}
-    found |= {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
-    return {name: hashlib.sha256(each).hexdigest() for name, each in found.items()}
-
-
-def _record(folder: Path) -> bytes:
-    file = folder.with_suffix(".sig")
-    return file.read_bytes() if file.exists() else b""
-
-
-def _is_damaged(folder: Path) -> bool:
-    """Return whether a file of an app is not what `put` wrote; also if this cannot be known."""
+def _sound_bundle(folder: Path) -> bytes | None:
+    """Return the bundle of an app; None if it or a file of the app is not what `put` wrote."""
     try:
         # Python runs bytecode without a check: remove what earlier processes have compiled.
         for compiled in list(folder.rglob("__pycache__")):
             shutil.rmtree(compiled)
-        written = json.loads(folder.with_suffix(".json").read_bytes())
-        return not written.items() <= _hashes(folder).items()
-    except (OSError, ValueError, AttributeError):
-        return True
+        bundle = folder.with_suffix(".fab").read_bytes()
+        if hashlib.sha256(bundle).hexdigest() != folder.name:
+            return None
+        with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
+            files = [name for name in archive.namelist() if not name.endswith("/")]
+            same = all((folder / name).read_bytes() == archive.read(name) for name in files)
+            return bundle if same else None
+    except OSError:
+        return None
 
 
 def _loaded(reference: str, folder: Path) -> ClientApp:

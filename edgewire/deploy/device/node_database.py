@@ -27,7 +27,7 @@ from edgewire.machine.errors import UsageError
 
 LARGE = 256 << 10  # bytes: a blob of this size or more is a file
 _AT_ONCE = 8  # files that are written or removed in parallel, which takes a third of the time
-FORMAT = 2  # of the folder
+FORMAT = 3  # of the folder
 # EXCLUSIVE: SQLite needs no memory that processes share. FULL: a change is durable when the call
 # returns. secure_delete: if it is on, SQLite overwrites each removed blob.
 _OPTIONS = """
@@ -259,17 +259,21 @@ def write_durably(file: Path, content: bytes | memoryview) -> None:
         os.fsync(stream.fileno())
 
 
-def locked(file: Path, taken: str) -> TextIO:
-    """Lock a file; return the open file that holds the lock.
+def locked(folder: Path, taken: str) -> TextIO:
+    """Make the folder of an option --state, and lock it; return the open file that holds the lock.
 
-    Raises `UsageError` with the text `taken` if another process holds the lock, and `OSError`.
+    Raises `UsageError` if the folder cannot be used, and with the text `taken` if another process
+    holds the lock.
     """
-    handle = file.open("a")
     try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = (folder / "lock").open("a")
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         handle.close()
         raise UsageError(taken) from None
+    except OSError as error:
+        raise UsageError(f"--state {folder} cannot be used: {error.strerror}") from error
     return handle
 
 

@@ -35,10 +35,8 @@ class NodeFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._lock = locked(folder, f"another node runs on --state {folder}: give each its own")
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            taken = f"another node runs on --state {folder}: give each its own"
-            self._lock = locked(folder / "lock", taken)
             self.database = NodeDatabase(folder)
         except OSError as error:
             raise UsageError(f"--state {folder} cannot be used: {error.strerror}") from error

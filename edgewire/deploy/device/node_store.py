@@ -16,13 +16,6 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from flwr.common.serde import (
-    config_record_from_proto,
-    config_record_to_proto,
-    metric_record_from_proto,
-    metric_record_to_proto,
-)
-from flwr.proto import recorddict_pb2
 
 from edgewire.deploy.device.node_database import NodeDatabase, hash_of
 from edgewire.protocol.lineage import Checkpoint, RunLineage, StateChoice, choice_of
@@ -125,7 +118,7 @@ class NodeStore:
                 records.append([name, "arrays", entries])
             else:
                 kind = "config" if isinstance(record, ConfigRecord) else "metrics"
-                records.append([name, kind, put(_plain_bytes(record))])
+                records.append([name, kind, put(memoryview(record.deflate()))])
         answered = [*self.answered[1 - _ANSWERED :], message]
         past = self._past
         said = {
@@ -160,7 +153,8 @@ class NodeStore:
                     record[key] = _array(form, self.database.blob(self.name, digest))
                 state[name] = record
             else:
-                state[name] = _plain(kind, self.database.blob(self.name, content))
+                kinds = {"config": ConfigRecord, "metrics": MetricRecord}
+                state[name] = kinds[kind].inflate(self.database.blob(self.name, content))
         return state
 
 
@@ -180,18 +174,6 @@ def _hashes(records: list[Any]) -> Iterator[str]:
     """Yield the hashes of all blobs of a state, as `records` describe it."""
     for _, kind, content in records:
         yield from [each[2] for each in content] if kind == "arrays" else [content]
-
-
-def _plain_bytes(record: ConfigRecord | MetricRecord) -> memoryview:
-    if isinstance(record, ConfigRecord):
-        return memoryview(config_record_to_proto(record).SerializeToString())
-    return memoryview(metric_record_to_proto(record).SerializeToString())
-
-
-def _plain(kind: str, content: bytes) -> ConfigRecord | MetricRecord:
-    if kind == "config":
-        return config_record_from_proto(recorddict_pb2.ConfigRecord.FromString(content))
-    return metric_record_from_proto(recorddict_pb2.MetricRecord.FromString(content))
 
 
 def _bytes_of(array: Array) -> tuple[list[Any], memoryview]:

@@ -21,13 +21,14 @@ from flwr.common.constant import Status
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse
 
-from edgewire.deploy.certificates import end_of
+from edgewire.deploy.certificates import certificate_in
 from edgewire.deploy.monitoring.node_states import FleetStates, NodeState
 from edgewire.deploy.sd_notify import ALIVE, notify
 from edgewire.deploy.server.access import App, Scope, Send
 from edgewire.deploy.server.certificate_file import RENEW
 from edgewire.deploy.server.node_registry import OFFLINE, ONLINE, state_of
 from edgewire.deploy.server.run_files import is_plain
+from edgewire.machine.errors import UsageError
 
 TICK, PINGS = 0.25, 10.0  # seconds between two looks at the event loop; between words to systemd
 WINDOW = 30.0  # seconds of the event loop's past that count
@@ -120,8 +121,9 @@ class Monitor:
 
     def _end(self) -> float:
         """Return when the certificate ends, as a time stamp; 0 if it cannot be read."""
-        with suppress(OSError, ValueError):
-            return end_of(self._certificate).timestamp() if self._certificate else 0.0
+        with suppress(UsageError):
+            if self._certificate is not None:
+                return certificate_in(self._certificate).not_valid_after_utc.timestamp()
         return 0.0
 
     def _metrics(self, scope: Scope) -> PlainTextResponse:

@@ -16,9 +16,10 @@ of these headers, all its clients count as local. So configure such a proxy to f
 from __future__ import annotations
 
 import ipaddress
-import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from starlette.responses import JSONResponse
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Scope], Awaitable[None]]
@@ -46,7 +47,8 @@ class LocalOnly:
         if scope["type"] == "lifespan" or self.admits(scope):
             await self._app(scope, receive, send)
         else:
-            await refuse(send, 403, "this is for the server's own machine")
+            refusal = JSONResponse({"detail": "this is for the server's own machine"}, 403)
+            await refusal(scope, receive, send)
 
     def admits(self, scope: Scope) -> bool:
         """Return whether a request is allowed: it is local, or it is a call of nodes."""
@@ -68,11 +70,3 @@ def is_inside(scope: Scope) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
-
-
-async def refuse(send: Send, status: int, reason: str) -> None:
-    """Send a response with this HTTP status and a one-line reason."""
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    body = json.dumps({"detail": reason}).encode()
-    await send({"type": "http.response.body", "body": body})

@@ -74,7 +74,7 @@ from edgewire.deploy.monitoring.node_states import FleetStates
 from edgewire.deploy.server import message_store
 from edgewire.deploy.server.access import LIMIT, App, Scope, Send
 from edgewire.deploy.server.duplicates import SIZE, DuplicateNodes
-from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply, parts_of_replies
+from edgewire.deploy.server.incomplete_replies import IncompleteReplies
 from edgewire.deploy.server.keyed_condition import KeyedCondition
 from edgewire.deploy.server.large_bodies import LargeBodies, LargeResponse
 from edgewire.deploy.server.node_registry import called, state_of, status_of
@@ -200,7 +200,7 @@ class BundleApi:
         rest = await self._large.joined(pieces)
         number, telemetry = rest[:SIZE], rest[SIZE:]
         node, state = signed.node_id, get_linkstate(request)
-        if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state) is not None):
+        if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state)):
             raise HTTPException(409, "another node is online with this key")
         self._states.pulled(node, signed.stamp, telemetry)
         await run_in_threadpool(message_store.mark_online, node, state)
@@ -256,7 +256,7 @@ class BundleApi:
         state = get_linkstate(request)
         try:
             response = await self._large.work(
-                message_store.from_node, pushed, parts, confirmed, self._handed, state
+                message_store.from_node, pushed, parts, confirmed, state
             )
         except ValueError as error:
             raise HTTPException(400, f"this reply is not taken: {error}") from error
@@ -282,7 +282,7 @@ class BundleApi:
         state, task = get_linkstate(request), await _task(request)
         wanted = _read(PullAppMessagesRequest, await request.body())
 
-        async def look() -> list[Reply] | None:
+        async def look() -> list[tuple[str, bytes]] | None:
             await _task(request)  # fails if the run has been stopped meanwhile
             return await run_in_threadpool(
                 message_store.for_server, wanted, self._arriving, self._sends, state, task
@@ -292,9 +292,7 @@ class BundleApi:
             return OBJECTS_LOOK if self._arriving.waits(task.run_id) else SERVER_LOOKS
 
         found = await self._bell.wait_for(("run", task.run_id), look, _seconds(request), pause)
-        if found is not None:
-            await run_in_threadpool(message_store.received, found, state)
-        content = await self._large.work(lambda: frames(parts_of_replies(found or [])))
+        content = await self._large.work(frames, found or [("response", b"")])
         return LargeResponse([content], media_type=PLAIN)
 
     def _sends(self, key: bytes) -> bool:

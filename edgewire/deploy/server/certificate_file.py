@@ -8,7 +8,8 @@ import time
 from logging import getLogger
 from pathlib import Path
 
-from edgewire.deploy.certificates import SOON, end_of
+from edgewire.deploy.certificates import SOON, certificate_in
+from edgewire.machine.errors import UsageError
 
 LOOKS = 10.0  # seconds between two looks at the files
 DAY = 86400.0
@@ -40,13 +41,13 @@ class CertificateFile:
                 log.info("new connections get the new certificate in %s", self._files[0])
             if time.monotonic() - self._warned >= DAY:
                 self._warn()
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        except (OSError, ValueError, UsageError) as error:  # ssl.SSLError is an OSError
             if self._failed != (found := str(error)):
                 self._failed = found
                 log.warning("the certificate in use stays: %s: %s", self._files[0], found)
 
     def _warn(self) -> None:
-        ends = end_of(self._files[0])
+        ends = certificate_in(self._files[0]).not_valid_after_utc
         self._warned = time.monotonic()
         if (left := ends - datetime.datetime.now(datetime.UTC)) < datetime.timedelta(days=SOON):
             log.warning("the server's certificate ends in %d days: %s", max(left.days, 0), RENEW)

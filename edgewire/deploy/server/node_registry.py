@@ -22,9 +22,10 @@ from flwr.proto.control_pb2 import RegisterNodeResponse
 from flwr.proto.node_pb2 import NodeInfo
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse
 
 from edgewire.deploy.device.node_database import write_file
-from edgewire.deploy.server.access import App, Scope, Send, refuse
+from edgewire.deploy.server.access import App, Scope, Send
 from edgewire.machine.errors import UsageError
 from edgewire.protocol.flower_releases import installed
 
@@ -63,7 +64,7 @@ class Registry:
                 if scope["path"] == CHANGING[0]:
                     undo(state, b"".join(each.get("body", b"") for each in held))
                 said = f"{self._file} cannot be written: {error.strerror}"
-                await refuse(send, 507, said)
+                await JSONResponse({"detail": said}, 507)(scope, receive, send)
                 return
             for message in held:
                 await send(message)

@@ -11,8 +11,8 @@ has reached the node after all, the node recognizes the message's id and sends t
 A message may also end the node's process before it is on disk. If `MOST` processes of a node have
 pulled a message, the server deletes it, and Flower gives the ServerApp an error instead of a reply.
 
-This state is in memory, because a SuperLink's runs also end when its process ends. It takes a few
-entries per node.
+This state is in memory, because a SuperLink's runs also end when its process ends. It takes an
+entry per node: a node gets no other message before it has replied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from logging import getLogger
 from typing import Any
 
 from flwr.common.constant import Status
-from flwr.proto.fleet_pb2 import PullMessagesResponse
 
 from edgewire.deploy.server import steady_clock
 from edgewire.deploy.server.node_registry import called
@@ -31,45 +30,33 @@ log = getLogger("edgewire")
 
 
 class Redelivery:
-    """For each node the messages that it has pulled and not replied to, the oldest first."""
+    """For each node its last message, and the processes of the node that got it."""
 
     def __init__(self) -> None:
-        self._nodes: dict[int, dict[str, PullMessagesResponse]] = {}
-        self._processes: dict[str, set[bytes]] = {}  # message id -> the processes that got it
+        self._nodes = dict[int, tuple[str, set[bytes]]]()  # node -> message id, processes
 
-    def note(self, node: int, response: PullMessagesResponse, process: bytes = b"") -> None:
-        """Store the message in a response to a pull of this node, by the process with a number."""
-        for message in response.messages_list:
-            name = message.metadata.message_id
-            self._nodes.setdefault(node, {})[name] = response
-            self._processes.setdefault(name, set()).add(process)
+    def note(self, node: int, message_id: str, process: bytes = b"") -> None:
+        """Store that a message has gone to a node, to the process with a number."""
+        before, processes = self._nodes.get(node, ("", set[bytes]()))
+        self._nodes[node] = message_id, {process, *(processes if before == message_id else ())}
 
-    def replied(self, node: int, message_id: str) -> None:
-        """Remove a message, because the node's reply to it has arrived."""
-        held = self._nodes.get(node, {})
-        held.pop(message_id, None)
-        self._processes.pop(message_id, None)
-        if not held:
-            self._nodes.pop(node, None)
-
-    def again(self, node: int, state: Any, process: bytes = b"") -> PullMessagesResponse | None:
-        """Return the oldest message that a node has not replied to; None if there is none.
+    def again(self, node: int, state: Any, process: bytes = b"") -> bool:
+        """Let Flower hand out a node's last message again if it has no reply; return whether so.
 
         `process`: the number of the process that pulls (`duplicates.py`), or b"".
-
-        This call also removes messages for which no reply is expected any more: messages whose
-        reply came by another call, expired messages, and messages of finished runs.
         """
-        for message_id, response in list(self._nodes.get(node, {}).items()):
-            if _is_open(message_id, response.messages_list[0].metadata, state):
-                if not process or len(self._processes.get(message_id, set()) | {process}) <= MOST:
-                    return response
-                name = called(node, state)
-                log.warning("%s got a message %d times and died: it fails", name, MOST)
-                state.delete_messages({message_id})
-                state.object_store.delete(message_id)
-            self.replied(node, message_id)
-        return None
+        message_id, processes = self._nodes.get(node, ("", set[bytes]()))
+        message = state.message_ins_store.get(message_id)
+        if message is None or not _is_open(message_id, message.metadata, state):
+            return False
+        if process and len(processes | {process}) > MOST:
+            name = called(node, state)
+            log.warning("%s got a message %d times and died: it fails", name, MOST)
+            state.delete_messages({message_id})
+            state.object_store.delete(message_id)
+            return False
+        message.metadata.delivered_at = ""
+        return True
 
 
 def _is_open(message_id: str, metadata: Any, state: Any) -> bool:
@@ -79,6 +66,6 @@ def _is_open(message_id: str, metadata: Any, state: Any) -> bool:
         bool(run)
         and run[0].status.status != Status.FINISHED
         and metadata.created_at + metadata.ttl > steady_clock.now().timestamp()
-        and message_id in state.get_message_ids_from_run_id(metadata.run_id)
+        and message_id not in state.message_ins_id_to_message_res_id
         and message_id in state.object_store  # removed when the reply is confirmed
     )

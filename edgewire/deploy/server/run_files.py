@@ -14,6 +14,7 @@ from fastapi import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from edgewire.engines.download import LocalFiles
 from edgewire.machine.job import CHECKPOINT
 
 PIECE = 1 << 20  # bytes that are read at once
@@ -31,12 +32,8 @@ async def results_of(output: Path | None, request: Request) -> Response:
     if folder is None or not is_plain(run) or not folder.is_dir():
         raise HTTPException(404, f"there is no run {run}")
     if not name:
-        sizes = {}
-        for each in folder.iterdir():
-            with suppress(FileNotFoundError):  # the run renames a file when it is whole
-                if is_plain(each.name) and each.is_file():
-                    sizes[each.name] = each.stat().st_size
-        return JSONResponse(sizes)
+        sizes = LocalFiles(folder).sizes()
+        return JSONResponse({each: size for each, size in sizes.items() if is_plain(each)})
     path = folder / name
     if not is_plain(name) or not path.is_file():
         raise HTTPException(404, f"run {run} has no {name}")

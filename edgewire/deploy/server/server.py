@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from edgewire.conf.trust import DATA, OUTPUT
 from edgewire.deploy.certificates import CA, SERVER
@@ -34,7 +34,7 @@ from edgewire.machine.proxies import expect_usable_proxies, is_loopback, keep_lo
 from edgewire.protocol.flower_releases import WANTED, installed, is_known
 
 PORT = 8000  # Flower's default
-NODES, TOKENS, LOCK = "nodes.json", "tokens.json", "lock"  # files in the folder --state
+NODES, TOKENS = "nodes.json", "tokens.json"  # files in the folder --state
 KEPT = 75  # seconds that an idle connection stays open: a new one costs a node 3 kB
 SUPEREXEC = (sys.executable, "-m", "edgewire.deploy.superexec")
 ENDING = 2  # seconds that requests have when the server ends; nodes repeat their pulls
@@ -54,8 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("--database: this server's state is in memory, and in --state")
         expect_usable_proxies()
         line = command_line(options)
+        said = f"another server runs on --state {options.state}: stop it, or give each a folder of "
+        lock = locked(options.state, f"{said}its own")  # else both would write the same nodes.json
         variables = environment(options)
-        lock = taken(options.state)
         middleware = gated(options)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -207,27 +208,13 @@ def many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def taken(folder: Path) -> TextIO:
-    """Lock a server's folder; return the open file that holds the lock.
-
-    Raises `UsageError` if the folder cannot be used, or if another server uses it. Two servers
-    would overwrite each other's registered nodes.
-    """
-    said = f"another server runs on --state {folder}: stop it, or give each a folder of its own"
-    try:
-        return locked(folder / LOCK, said)
-    except OSError as error:
-        raise UsageError(f"--state {folder} cannot be used: {error.strerror}") from error
-
-
 def environment(options: argparse.Namespace) -> dict[str, str]:
     """Return the environment variables of the SuperLink and of the processes that it starts.
 
-    It also makes the server's folder. Raises `UsageError` if the folder cannot be made.
+    It also makes the folder of results. Raises `UsageError` if the folder cannot be made.
     """
     try:
-        options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        output_of(options).mkdir(exist_ok=True)
+        output_of(options).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--state {options.state} cannot be used: {error.strerror}") from error
     home = os.environ.get("FLWR_HOME", str(home_of(options)))

@@ -29,9 +29,10 @@ from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from google.protobuf.message import Message
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 from edgewire.deploy.device.telemetry import MOST as TELEMETRY
-from edgewire.deploy.server.access import FLEET, LIMIT, App, Scope, Send, refuse
+from edgewire.deploy.server.access import FLEET, LIMIT, App, Scope, Send
 from edgewire.deploy.server.duplicates import SIZE
 from edgewire.deploy.signed_header import LONGEST
 from edgewire.machine.surroundings import free_memory
@@ -107,18 +108,19 @@ class SignedUploads:
             await self._app(scope, receive, send)
             return
         most, length = LARGEST.get(path, SMALL), length_of(scope)
-        if length is None or length > most:
-            text = f"this request says how long it is, and has at most {most} bytes"
-            await refuse(send, 411 if length is None else 413, text)
-        elif length <= SMALL or path.startswith(COMPACT_CALLS):
-            await self._app(scope, receive, send)
-        else:
-            try:
+        try:
+            if length is None or length > most:
+                text = f"this request says how long it is, and has at most {most} bytes"
+                raise HTTPException(411 if length is None else 413, text)
+            if length <= SMALL or path.startswith(COMPACT_CALLS):
+                await self._app(scope, receive, send)
+            else:
                 node = await expect_known(Request(scope, receive))
                 async with self._budget.held(node, length):
                     await self._app(scope, receive, send)
-            except HTTPException as error:
-                await refuse(send, error.status_code, error.detail)
+        except HTTPException as error:
+            refusal = JSONResponse({"detail": error.detail}, error.status_code)
+            await refusal(scope, receive, send)
 
 
 def length_of(scope: Scope) -> int | None:

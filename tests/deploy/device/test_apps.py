@@ -85,7 +85,7 @@ def test_a_bundle_is_unpacked_once_only(tmp_path):
 def test_a_damaged_app_is_removed_at_the_next_start(kind, tmp_path, caplog):
     folder, data = tmp_path / "apps", bytes(bundle())
     digest = digest_of(data)
-    for name in (f"{digest}/app/main.py", f"{digest}.json", f"{digest}.sig"):
+    for name in (f"{digest}/app/main.py", f"{digest}.fab"):
         Apps(folder).put(digest, data)
         running, cache = Apps(folder), folder / digest / "app" / "__pycache__"
         cache.mkdir()
@@ -106,7 +106,7 @@ def test_the_files_of_removed_apps_go_with_them(tmp_path):
         data = bytes(bundle()) + bytes(number)
         apps.put(digest_of(data), data)
     folders = {each.name for each in tmp_path.iterdir() if each.is_dir()}
-    assert {each.stem for each in tmp_path.glob("*.json")} == folders
+    assert {each.stem for each in tmp_path.glob("*.fab")} == folders
     assert len(folders) == MOST_APPS
 
 
@@ -130,7 +130,7 @@ def test_the_app_used_last_stays_after_the_clock_was_set_back(tmp_path, monkeypa
     for number, each in enumerate(bundles[:-1]):
         apps.put(digest_of(each), each)
         ahead = time.time() + 365 * 86400 * (number > 0)
-        os.utime(tmp_path / f"{digest_of(each)}.json", (ahead, ahead))
+        os.utime(tmp_path / f"{digest_of(each)}.fab", (ahead, ahead))
     apps.load(digest_of(bundles[0]))
     del sys.modules["small_app"]
     apps.put(digest_of(bundles[-1]), bundles[-1])

@@ -10,7 +10,6 @@ from flwr.app import RecordDict
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 
 from edgewire.deploy.device.node_folder import MOST_RUNS, NodeFolder, known_id
-from edgewire.deploy.server.server import taken
 from edgewire.machine.errors import UsageError
 from tests.deploy.damage import DAMAGE
 from tests.local_runs import raising
@@ -90,11 +89,8 @@ def test_an_id_belongs_to_a_server_and_a_key(restarted, tmp_path):
 
 
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-@pytest.mark.parametrize("use", [NodeFolder, taken])
-def test_a_state_on_a_file_system_without_locks_is_refused_by_name(
-    use, error, tmp_path, monkeypatch
-):
+def test_a_state_on_a_file_system_without_locks_is_refused_by_name(error, tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", raising(OSError(error, os.strerror(error))))
     said = f"--state {tmp_path} cannot be used: {os.strerror(error)}"
     with pytest.raises(UsageError, match=said):
-        use(tmp_path)
+        NodeFolder(tmp_path)

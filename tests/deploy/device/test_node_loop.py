@@ -450,7 +450,7 @@ def test_the_next_message_works_whatever_file_is_damaged(kind, world, fab, caplo
     cache_from_source = importlib.util.cache_from_source
     Path(cache_from_source(str(app / "counting" / "client.py"))).write_bytes(b"as it may be")
     files = [file for file in w.folder.rglob("*") if file.is_file() and file.name != "key"]
-    assert {"client.py", "node.db", "node.json", app.with_suffix(".json").name} <= {
+    assert {"client.py", "node.db", "node.json", app.with_suffix(".fab").name} <= {
         file.name for file in files
     }
     for file in files:

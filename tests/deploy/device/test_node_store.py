@@ -382,8 +382,8 @@ def test_a_damaged_state_of_a_checkpoint_is_dropped(node, caplog):
 
 def test_a_folder_of_another_format_is_refused(node):
     node.begin()
-    node.database.connection.execute("PRAGMA user_version = 3")
-    with pytest.raises(UsageError, match=r"format 3, .* needs format 2: remove node\.db\* and "):
+    node.database.connection.execute("PRAGMA user_version = 4")
+    with pytest.raises(UsageError, match=r"format 4, .* needs format 3: remove node\.db\* and "):
         node.begin()
 
 

@@ -17,13 +17,18 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
+from flwr.proto.runtime_pb2 import (
+    PullAppMessagesRequest,
+    PullAppMessagesResponse,
+    PushAppMessagesRequest,
+)
 from flwr.supercore import date
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
+    iterate_object_tree,
     no_object_id_recompute,
 )
 from flwr.supercore.task_identity import TaskIdentity
@@ -194,15 +199,18 @@ class Exchange(RuleBasedStateMachine):
         found = waiting and message_store.for_server(
             request, self.arriving, lambda node: False, self.state, self.identity
         )
-        for each in found or []:
-            self.replies[each.message.metadata.reply_to_message_id].append(each.message)
-            assert not each.missing
+        (_, head), *objects = found or [("response", b"")]
+        response, names = PullAppMessagesResponse.FromString(head), dict(objects).keys()
+        for message in response.messages_list:
+            self.replies[message.metadata.reply_to_message_id].append(message)
+        for tree in response.message_object_trees:
+            assert names >= {each.object_id for each in iterate_object_tree(tree)}
 
     def teardown(self):
         for _ in self.asked:
             self.pull((0, 0))
             self.push((0, 0), "edgewire")
-        assert self.handed.again(self.node.node_id, self.state) is None
+        assert not self.handed.again(self.node.node_id, self.state)
         self.receive((0, 0))
         for name, code in self.asked.items():
             (found,) = self.replies[name]
@@ -217,7 +225,7 @@ class Exchange(RuleBasedStateMachine):
         asked = request.messages_list[0].metadata.reply_to_message_id
         if self.asked[asked] is None:
             self.asked[asked] = code
-        message_store.from_node(request, objects, None, self.handed, self.state)
+        message_store.from_node(request, objects, None, self.state)
         assert self.replied(asked)
 
 

@@ -87,7 +87,6 @@ def test_a_request_header_cannot_change_the_clients_address(tmp_path, monkeypatc
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     found = server.environment(options("--state", tmp_path / "state"))
     assert found["FORWARDED_ALLOW_IPS"] == "127.0.0.1,::1"
-    assert (tmp_path / "state").stat().st_mode & 0o077 == 0
 
 
 def test_connections_stay_open_while_nodes_compute_and_pulls_do_not_delay_the_end(monkeypatch):
@@ -103,16 +102,17 @@ def test_connections_stay_open_while_nodes_compute_and_pulls_do_not_delay_the_en
 
 
 def test_a_second_server_on_one_state_is_refused_in_one_line(tmp_path, capsys):
-    words = ["--insecure", "--host", "127.0.0.1", "--state", str(tmp_path)]
-    with server.taken(tmp_path):
-        (tmp_path / "nodes.json").write_text("what the first one keeps")
+    words = ["--insecure", "--host", "127.0.0.1", "--state", str(tmp_path / "state")]
+    with server.locked(folder := tmp_path / "state", ""):
+        assert folder.stat().st_mode & 0o077 == 0
+        (folder / "nodes.json").write_text("what the first one keeps")
         assert server.main(words) == 2
         assert capsys.readouterr().err == (
-            f"error: another server runs on --state {tmp_path}: stop it, or give each a folder of "
+            f"error: another server runs on --state {folder}: stop it, or give each a folder of "
             "its own\n"
         )
-    assert (tmp_path / "nodes.json").read_text() == "what the first one keeps"
-    server.taken(tmp_path).close()  # the first server has ended
+    assert (folder / "nodes.json").read_text() == "what the first one keeps"
+    server.locked(folder, "").close()  # the first server has ended
 
 
 def test_a_state_path_that_is_no_folder_gives_one_line(tmp_path, capsys):
