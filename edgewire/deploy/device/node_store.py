@@ -153,7 +153,7 @@ class NodeStore:
                     record[key] = _array(form, self.database.blob(self.name, digest))
                 state[name] = record
             else:
-                kinds = {"config": ConfigRecord, "metrics": MetricRecord}
+                kinds: dict[str, Any] = {"config": ConfigRecord, "metrics": MetricRecord}
                 state[name] = kinds[kind].inflate(self.database.blob(self.name, content))
         return state
 
