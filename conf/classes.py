@@ -170,21 +170,6 @@ def _expect_defined_there(key: str, name: str, module: str | None) -> None:
         raise ConfigError(f"{key}._target_={name} is of {module}: {cure}")
 
 
-def with_targets(node: Any, new: Callable[[str, str], str], key: str = "") -> Any:
-    """Return a node's values, with `new(KEY, NAME)` in place of each `_target_` that is a text.
-
-    `key`: the key of `node`.
-    """
-    if isinstance(node, list):
-        return [with_targets(each, new, key) for each in node]
-    if not isinstance(node, Mapping):
-        return node
-    found = {name: with_targets(value, new, f"{key}.{name}") for name, value in node.items()}
-    if isinstance(name := found.get("_target_"), str):
-        found["_target_"] = new(f"{key}._target_", name)
-    return found
-
-
 def _imported(key: str, name: str) -> Any:
     """Return the attribute of a module by a dotted name, not an attribute of an attribute."""
     module, _, last = name.rpartition(".")

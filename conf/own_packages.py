@@ -17,7 +17,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
@@ -25,7 +25,6 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
-from edgewire.conf.classes import with_targets
 from edgewire.conf.schema import ConfigError
 from edgewire.conf.trust import ALLOW, NodeGrants, abbreviate
 from edgewire.import_names import FOLDERS as SUBPACKAGES
@@ -177,11 +176,14 @@ def qualified(group: str, node: Any, packages: Sequence[str]) -> Any:
 
     The first of `packages` that has the name is taken. Raises `ConfigError` if none has it.
     """
-
-    def new(key: str, name: str) -> str:
-        return _qualified_name(key, name, packages) if name.isidentifier() else name
-
-    return with_targets(node, new, group)
+    if isinstance(node, list):
+        return [qualified(group, each, packages) for each in node]
+    if not isinstance(node, Mapping):
+        return node
+    found = {key: qualified(f"{group}.{key}", value, packages) for key, value in node.items()}
+    if isinstance(name := found.get("_target_"), str) and name.isidentifier():
+        found["_target_"] = _qualified_name(f"{group}._target_", name, packages)
+    return found
 
 
 def _qualified_name(key: str, name: str, packages: Sequence[str]) -> str:

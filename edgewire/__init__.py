@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgewire.import_names import OldNames, SubpackagesBeside
+from edgewire.import_names import SubpackagesBeside
 
 _HOMES = {  # public name -> its module
     "Codec": "compression.codec",
@@ -37,7 +37,6 @@ __all__ = list(_HOMES)
 _beside = Path(__file__).parents[1]
 if (_beside / "compression" / "codec.py").is_file():  # not so in a wheel
     sys.meta_path.insert(0, SubpackagesBeside(_beside))
-sys.meta_path.append(OldNames())
 
 if TYPE_CHECKING:  # imported on first use: torch and Flower take seconds
     from edgewire.command.exit import RunFailed as RunFailed

@@ -1,8 +1,7 @@
-"""Finders of Python's import system: subpackages beside this folder, and names of older releases.
+"""A finder of Python's import system: it finds the subpackages beside the folder `edgewire`.
 
-In older releases each subpackage was a package at the top level, such as `task`, and the library's
-wheel had the contents of `compression` in `edgewire`. An import by such a name raises an error that
-has the new name: a second copy of a module would have its own classes and registries.
+An import of such a subpackage's module without `edgewire.` in front raises an error that has the
+module's name: a second copy of a module would have its own classes and registries.
 """
 
 from __future__ import annotations
@@ -10,27 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 FOLDERS = ("client", "strategy", "compression", "conf")  # the subpackages beside this folder
-RENAMED = {  # words with which the names of modules began -> what they are called
-    **{name: f"edgewire.{name}" for name in (*FOLDERS, "command", "deploy", "protocol", "report")},
-    **{name: f"edgewire.{name}" for name in ("simulation", "task")},
-    "benchmarks": "papers.benchmarks",
-    "launch": "edgewire.engines",
-    "conf.packages": "edgewire.conf.own_packages",
-    "conf.targets": "edgewire.conf.classes",
-    "strategy.pipeline": "edgewire.pipeline.server",
-    "client.segment": "edgewire.pipeline.node",
-}
-
-
-def new_name(name: str) -> str | None:
-    """Return what a module or class of an older release is called now; None for any other name."""
-    old = max((o for o in RENAMED if f"{name}.".startswith(f"{o}.")), key=len, default=None)
-    return None if old is None else RENAMED[old] + name.removeprefix(old)
 
 
 class SubpackagesBeside:
@@ -63,20 +45,4 @@ class SubpackagesBeside:
         """Raise `ImportError` if a file is in the subpackage that the name begins with."""
         top = self._folder / name.partition(".")[0]
         if file is not None and Path(file).resolve().is_relative_to(top):
-            raise ImportError(f"{name} is called {new_name(name)} now", name=name)
-
-
-class OldNames:
-    """Raises an error with a module's new name for an old name that no other finder has found."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> None:
-        """Return None. Raises `ModuleNotFoundError` for an old name of a module."""
-        first, _, rest = name.partition(".")
-        now = None if rest else new_name(name)
-        if first == "edgewire" and rest and "." not in rest:  # a module of the library's old wheel
-            inner = f"edgewire.compression.{rest}"
-            now = inner if find_spec(inner) else None
-        if now is not None:
-            raise ModuleNotFoundError(f"{name} is called {now} now", name=name)
+            raise ImportError(f"{name} is called edgewire.{name} now", name=name)

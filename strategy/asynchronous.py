@@ -16,8 +16,9 @@ from edgewire.compression.flower import to_arrays
 from edgewire.compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
 from edgewire.compression.flower.node_names import called
 from edgewire.compression.flower.replica import MODEL
+from edgewire.compression.flower.server.delta_sync import ModelUpdate
 from edgewire.compression.flower.server.inbox import ReceivedUpdate
-from edgewire.compression.flower.server.version_tracker import ModelUpdate
+from edgewire.compression.flower.server.session import forget_nodes
 from edgewire.compression.flower.timed_grid import FIRST, LEAST, SlowestReply
 from edgewire.compression.flower.traffic import in_one_line
 from edgewire.compression.validation import FOREVER
@@ -281,7 +282,8 @@ class Pushes(Server):
         if grid.now >= state.next_look:
             here = grid.get_node_ids()
             if gone := self.session.gone(lambda: here):
-                self._forget(gone)
+                left = state.late, state.screens, state.failures, state.scheduler, state.flight
+                forget_nodes(gone, *left)
             self._here = here if grid.next_change is None else None
             for node in self._scheduler.add(here):
                 self._send(node)
@@ -299,13 +301,6 @@ class Pushes(Server):
             text = "the server still waits, at most %.0f s for a reply, for %s"
             log.warning(text, self._timeout, nodes)
         self._named = silent
-
-    def _forget(self, nodes: set[int]) -> None:
-        """Delete the data of nodes that have left, and the messages to them."""
-        state = self._state
-        for each in (self._late, self.inbox.screens, self._strategy, self._scheduler):
-            each.forget(nodes)
-        state.flight = {key: sent for key, sent in state.flight.items() if sent.node not in nodes}
 
     def _left_out(self, node: int, reason: str) -> None:
         """Count a message to which the node has sent no usable reply.

@@ -93,19 +93,19 @@ class RunStrategy(Strategy):
         return cast(Traffic, self.state.traffic)
 
     @property
-    @abstractmethod
     def failed_nodes(self) -> Mapping[int, FailedNode]:
         """The nodes whose replies could not all be used."""
+        return cast(FailurePolicyState, self.state.failures).failed_nodes
 
     @property
-    @abstractmethod
     def train_metrics(self) -> Mapping[str, Any] | None:
         """The means of the nodes' newest training metrics; None before the first reply."""
+        return cast(dict[str, float] | None, self.state.train_metrics)
 
     @property
-    @abstractmethod
     def done(self) -> int:
         """The number of units (rounds, asynchronous updates or mini-batches) so far."""
+        return cast(int, self.state.round)
 
     @abstractmethod
     def abandon(self, back: Collection[int] = ()) -> None:
@@ -198,16 +198,6 @@ class ParameterServer(RunStrategy):
         self.failures = FailurePolicy(self.traffic, PATIENT, self.state.failures)
         self.screening = Screening()
 
-    @property
-    def failed_nodes(self) -> dict[int, FailedNode]:
-        """The nodes whose replies could not all be used."""
-        return self.state.failures.failed_nodes
-
-    @property
-    def train_metrics(self) -> dict[str, float] | None:
-        """The means of the nodes' newest training metrics; None before the first reply."""
-        return self.state.train_metrics
-
     def _ordered(self, grid: Grid) -> OrderedGrid:
         """Return the grid in the nodes' order; it refuses replies to messages that are not open."""
         self.failures = FailurePolicy(self.traffic, PATIENT, self.state.failures)
@@ -219,10 +209,6 @@ class ParameterServer(RunStrategy):
         if not reply.has_error():
             self.traffic.count_received(measured(reply.content, HEADER), 0)
         self.failures.leave_out(reply.metadata.src_node_id, NOT_OPEN)
-
-    def forget(self, nodes: set[int]) -> None:
-        """Delete the state of nodes that have left the run."""
-        self.failures.forget(nodes)
 
     def check_config(self, config: Config) -> None:
         """Raise `ConfigError` for options that one's own subclass lacks.

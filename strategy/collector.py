@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from flwr.app import Message
 
@@ -12,16 +13,23 @@ from edgewire.strategy.ordered_grid import OrderedGrid
 LEAST = 4  # up to this number of late messages, the server does not look for their replies
 
 
+class LateMessage(NamedTuple):
+    """The node and the round of a message that had no reply when its round ended."""
+
+    node: int
+    number: int
+
+
 @dataclass
 class StragglersState:
-    """The state of `Stragglers`, which stores messages that had no reply when their round ended.
+    """The state of `Stragglers`, which stores late messages.
 
-    `messages`: by message id, the node and the round of the message. `answered`: by node, the round
+    `messages`: by message id. `answered`: by node, the round
     of the last message that it replied to. `most`: above this number of messages, `Stragglers`
     looks for replies.
     """
 
-    messages: dict[str, tuple[int, int]] = field(default_factory=dict)
+    messages: dict[str, LateMessage] = field(default_factory=dict)
     answered: dict[int, int] = field(default_factory=dict)
     most: int = LEAST
 
@@ -49,17 +57,10 @@ class Stragglers:
 
     def add(self, message_id: str, node: int, number: int) -> None:
         """Add a late message of round `number` to a node; the rounds must increase."""
-        self._state.messages[message_id] = node, number
+        self._state.messages[message_id] = LateMessage(node, number)
         if len(self._state.messages) > self._state.most:
             self.clear()
             self._state.most = max(LEAST, 5 * len(self._state.messages) // 4)
-
-    def forget(self, nodes: set[int]) -> None:
-        """Delete the data of nodes that have left the run, and of their messages."""
-        state = self._state
-        state.messages = {key: sent for key, sent in state.messages.items() if sent[0] not in nodes}
-        for node in nodes:
-            state.answered.pop(node, None)
 
     def clear(self) -> None:
         """Fetch the replies that have arrived, and delete messages whose replies cannot arrive."""
@@ -67,9 +68,9 @@ class Stragglers:
             self.answered(*self._state.messages[reply.metadata.reply_to_message_id])
             self._grid.discard(reply)
         self._state.messages = {
-            message_id: (node, number)
-            for message_id, (node, number) in self._state.messages.items()
-            if number > self._state.answered.get(node, 0)
+            message_id: sent
+            for message_id, sent in self._state.messages.items()
+            if sent.number > self._state.answered.get(sent.node, 0)
         }
 
 
@@ -143,13 +144,6 @@ class RoundCollector:
         self.time_was_up = bool(waiting) and grid.now >= limit.deadline
         self._remember(waiting, set(replies))
         return replies
-
-    def forget(self, nodes: set[int]) -> None:
-        """Delete the data of nodes that have left the run."""
-        self._late.forget(nodes)
-        for node in nodes:
-            self._state.missed.pop(node, None)
-            self._state.again.pop(node, None)
 
     def _remember(self, waiting: dict[str, int], answered: set[int]) -> None:
         """After a round, update the nodes' backoff and the late messages.

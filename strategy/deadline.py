@@ -191,11 +191,6 @@ class DeadlinePlanner:
                 factor = max(factor / 2, self._options.least_factor)
             pace.plan = NodePlan(max(steps // 2, 1) if self._limited else 0, factor, bits)
 
-    def forget(self, nodes: set[int]) -> None:
-        """Delete the data of nodes that have left the run."""
-        for node in nodes:
-            self._paces.pop(node, None)
-
 
 def fitted(
     measured: Sequence[Measurement], before: tuple[float, float, float] | None = None

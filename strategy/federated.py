@@ -128,11 +128,6 @@ class Federated(RunStrategy, StatisticsAveraging):
         return self._trained
 
     @property
-    def done(self) -> int:
-        """The number of rounds so far."""
-        return self.state.round
-
-    @property
     def evaluates(self) -> bool:
         """Whether the strategy asks nodes to evaluate the model."""
         return any(getattr(each, "fraction_evaluate", 0) > 0 for each in wrapped(self.strategy))

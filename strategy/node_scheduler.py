@@ -16,12 +16,12 @@ class BackoffSchedulerState:
     """The state of `BackoffScheduler`.
 
     `known`: the nodes that take part. `count`: by node, the number of messages sent to it.
-    `resting`: pairs of (number of updates received by the server at which the pause ends, node).
+    `resting`: by node, the number of updates received by the server at which its pause ends.
     """
 
     known: set[int] = field(default_factory=set)
     count: Counter[int] = field(default_factory=Counter)
-    resting: list[tuple[int, int]] = field(default_factory=list)
+    resting: dict[int, int] = field(default_factory=dict)
 
 
 class BackoffScheduler:
@@ -42,14 +42,6 @@ class BackoffScheduler:
         self._state.known.update(new)
         return new
 
-    def forget(self, nodes: set[int]) -> None:
-        """Delete the data of nodes that have left the run."""
-        state = self._state
-        state.resting = [(until, node) for until, node in state.resting if node not in nodes]
-        state.known -= nodes
-        for node in nodes:
-            del state.count[node]
-
     def next(self, node: int) -> int:
         """Count a node's next message, and return its number, from 1."""
         self._state.count[node] += 1
@@ -69,14 +61,13 @@ class BackoffScheduler:
             counts = sorted(state.count[each] for each in state.known)
             rest = state.count[node] > self._most * counts[len(counts) // 2]
         if rest:
-            state.resting.append((done + rest * len(state.known), node))
+            state.resting[node] = done + rest * len(state.known)
         return bool(rest)
 
     def ready(self, done: int, *, idle: bool) -> list[int]:
         """Return the nodes whose pause ends at `done` received updates, or all if `idle`."""
-        state = self._state
-        if not state.resting:
-            return []
-        found = [node for until, node in state.resting if until <= done or idle]
-        state.resting = [(u, node) for u, node in state.resting if node not in set(found)]
+        resting = self._state.resting
+        found = [node for node, until in resting.items() if until <= done or idle]
+        for node in found:
+            del resting[node]
         return found

@@ -62,8 +62,8 @@ class OrderedGrid(GridWrapper):
     @property
     def next_look(self) -> float:
         """The value of `now` at which to look for new nodes; infinity if no node will appear."""
-        change = self.next_change
-        return self.now + LOOK_AGAIN if change is None else change
+        change: float | None = self.next_change
+        return float(self.now + LOOK_AGAIN) if change is None else change
 
     def wait_for_nodes(self) -> list[int]:
         """Wait for a node, and return the ids of all available nodes; none if none will appear."""

@@ -27,6 +27,7 @@ from edgewire.compression.flower.message_size import size_of
 from edgewire.compression.flower.records import values_of
 from edgewire.compression.flower.replica import ACTIVITY, MODEL, VERSION
 from edgewire.compression.flower.server.inbox import ReceivedUpdate, count_received
+from edgewire.compression.flower.server.session import forget_nodes
 from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.strategy.aggregation import EQUAL, Aggregation
@@ -144,11 +145,6 @@ class SparseAveraging(ParameterServer):
         self.verify_every, self.mask_received = verify_every, mask_received
         self.planning, self.follow = planning, follow
 
-    @property
-    def done(self) -> int:
-        """The number of rounds so far."""
-        return self.state.round
-
     def abandon(self, back: Collection[int] = ()) -> None:
         """Delete late messages; between two rounds no other messages are without a reply."""
         self.state.exchange.late.messages.clear()
@@ -258,8 +254,8 @@ class Rounds(Server):
         nodes, strategy = self._grid.wait_for_nodes(), self._strategy
         self._present = len(nodes)
         if gone := self.session.gone(lambda: nodes):
-            for each in (self._exchange, self.inbox.screens, self._planner, strategy):
-                each.forget(gone)
+            state = self._state
+            forget_nodes(gone, state.exchange, state.screens, state.paces, state.failures)
         among = strategy.participation
         count = among.drawn(len(nodes))
         if count < len(nodes):

@@ -1,4 +1,4 @@
-"""`edgewire` is the only package at the top level; old names of modules are refused in one line."""
+"""`edgewire` is the only package at the top level; its modules have no second name."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgewire.import_names import FOLDERS, new_name
+from edgewire.import_names import FOLDERS
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(
@@ -49,16 +49,11 @@ def test_no_module_of_the_four_folders_is_imported_twice():
     [
         ("import edgewire, compression.buffers", "compression.buffers is called edgewire.compre"),
         ("from compression.base import PayloadError", "compression is called edgewire.compression"),
-        ("import edgewire\nfrom task.datasets import Data", "task is called edgewire.task now"),
-        ("import edgewire, launch.ray", "launch is called edgewire.engines now"),
-        ("from edgewire.flower import CompressedGrid", "edgewire.flower is called edgewire.compr"),
-        ("import edgewire.codec", "edgewire.codec is called edgewire.compression.codec now"),
-        ("from run import train", "run.train is called edgewire.train: `from edgewire import tra"),
         ("import edgewire.edgewire", "No module named 'edgewire.edgewire'"),
         ("import edgewire.run", "No module named 'edgewire.run'"),
     ],
 )
-def test_an_old_name_is_refused_in_one_line(code, line):
+def test_a_second_name_is_refused_in_one_line(code, line):
     _, (said,) = python(code)
     assert line in said
 
@@ -90,8 +85,3 @@ def test_a_folder_may_have_modules_of_these_names(work, first, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stdout[-5:]) == (0, "True\n"), done.stderr
-
-
-def test_names_of_older_releases():
-    assert new_name("strategy.pipeline.strategy.X") == "edgewire.pipeline.server.strategy.X"
-    assert new_name("tasks.x") is new_name("mine.task") is None

@@ -74,6 +74,15 @@ class TimedGrid(Grid):
         was returned.
         """
 
+    def drop_replies(self, message_ids: Iterable[str]) -> None:
+        """Tell the grid that the replies to these messages will not be pulled."""
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send messages; return the replies that arrive within `timeout` seconds (`gathered`)."""
+        return gathered(self, list(messages), math.inf if timeout is None else timeout)
+
     def tend(self) -> None:
         """Send queued messages to idle worker processes; call `tend` before a long computation."""
 
@@ -122,7 +131,6 @@ class _Forwarding(TimedGrid):
     set_run = _forwarded(Grid.set_run)
     create_message = _forwarded(Grid.create_message)
     pull_messages = _forwarded(Grid.pull_messages)
-    send_and_receive = _forwarded(Grid.send_and_receive)
 
     def get_nodes(self) -> Iterable[NodeInfo]:  # which earlier versions of Flower lack
         """Return Flower's descriptions of the present nodes."""
@@ -130,14 +138,19 @@ class _Forwarding(TimedGrid):
 
 
 class GridWrapper(_Forwarding):
-    """Base class of grids that wrap another grid; forwards all methods of `TimedGrid` to it."""
+    """Base class of grids that wrap another grid; forwards all methods of `TimedGrid` to it.
+
+    A derived class may define `_received`, to see or to replace the replies that are pulled.
+    """
 
     _grid: TimedGrid
+    now: Any = property(attrgetter("_grid.now"))
+    next_change: Any = property(attrgetter("_grid.next_change"))
     virtual_seconds: Any = property(attrgetter("_grid.virtual_seconds"))
     comparison: Any = property(attrgetter("_grid.comparison"))
     get_node_ids = _forwarded(TimedGrid.get_node_ids)
     push_messages = _forwarded(TimedGrid.push_messages)
-    pull_before = _forwarded(TimedGrid.pull_before)
+    drop_replies = _forwarded(TimedGrid.drop_replies)
     tend = _forwarded(TimedGrid.tend)
     follow = _forwarded(TimedGrid.follow)
     read_records_with = _forwarded(TimedGrid.read_records_with)
@@ -145,15 +158,16 @@ class GridWrapper(_Forwarding):
     def __init__(self, grid: Grid) -> None:
         self._grid = timed(grid)
 
-    @property
-    def now(self) -> float:
-        """The wrapped grid's time in seconds, virtual or real."""
-        return self._grid.now
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that have arrived."""
+        return self._received(self._grid.pull_messages(message_ids))
 
-    @property
-    def next_change(self) -> float | None:
-        """The moment at which the wrapped grid's next node appears (`TimedGrid`)."""
-        return self._grid.next_change
+    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
+        """Wait for the next replies; return none at the deadline (`TimedGrid.pull_before`)."""
+        return self._received(self._grid.pull_before(message_ids, deadline))
+
+    def _received(self, replies: Iterable[Message]) -> list[Message]:
+        return list(replies)
 
 
 class PolledGrid(_Forwarding):
@@ -212,13 +226,13 @@ class SlowestReply:
         self.seconds = max(self.seconds, seconds)
 
     def limit(self, grid: TimedGrid, timeout: float) -> float:
-        """Return how many seconds to wait for a reply: `timeout`, if it is below `FOREVER`.
+        """Return how many seconds to wait for a reply: `timeout`, if it is below `FOREVER`, or inf.
 
         Otherwise, in real time, the limit is the time of the slowest reply so far multiplied by
         `TIMES`, but at least `LEAST` seconds; before the first reply it is `FIRST` seconds. There
         is no limit on a virtual clock.
         """
-        if timeout < FOREVER or grid.virtual_seconds is not None:
+        if not FOREVER <= timeout < math.inf or grid.virtual_seconds is not None:
             return timeout
         return max(TIMES * self.seconds, LEAST) if self.seconds else FIRST
 
@@ -237,7 +251,7 @@ class AdaptiveTimeout:
         self._grid, self._asked, self._began = grid, asked, grid.now
         self._slowest = SlowestReply() if slowest is None else slowest
         self._real, known = grid.virtual_seconds is None, self._slowest.seconds
-        self._adapts = timeout >= FOREVER and self._real and not known
+        self._adapts = FOREVER <= timeout < math.inf and self._real and not known
         self.deadline = grid.now + self._slowest.limit(grid, timeout)
         self._named = grid.now + max(2 * known, LEAST) if self._real else math.inf
 
@@ -275,14 +289,19 @@ def gathered(
     timeout: float,
     slowest: SlowestReply | None = None,
 ) -> list[Message]:
-    """Send messages and return the replies that arrive before the deadline (`AdaptiveTimeout`)."""
+    """Send messages; return the replies before the deadline (`AdaptiveTimeout`), in their order.
+
+    The timeout is also the messages' time to live, so no node begins with one after it.
+    """
     limit = AdaptiveTimeout(grid, timeout, len(messages), slowest)
-    nodes = [message.metadata.dst_node_id for message in messages]
-    waiting = dict(zip(grid.push_messages(messages), nodes, strict=True))
-    found = list[Message]()
+    sent = {*grid.push_messages(messages, timeout)}  # without those to absent nodes
+    about = [message.metadata for message in messages]
+    waiting = {each.message_id: each.dst_node_id for each in about if each.message_id in sent}
+    places, found = {each: place for place, each in enumerate(waiting)}, list[Message]()
     while waiting and (arrived := limit.pull(waiting)):
         found += arrived
         for reply in arrived:
             waiting.pop(reply.metadata.reply_to_message_id, None)
         limit.received(len(found))
-    return found
+    grid.drop_replies(waiting)
+    return sorted(found, key=lambda reply: places.get(reply.metadata.reply_to_message_id, -1))

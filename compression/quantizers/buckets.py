@@ -64,12 +64,14 @@ def norms(values: Vector, size: int) -> Vector:
 
 
 def steps(largest: Vector, levels: int) -> Vector:
-    """Return each bucket's scale, ``largest / levels``, as (b,) float32.
+    """Return each scale, ``largest / levels`` of a bucket or a tensor, as (b,) float32.
 
     A scale times ``levels`` is finite. The quotient is rounded to nearest. A subnormal quotient is
     rounded up instead, because its rounding error can be half of the quotient.
     """
     found = largest / np.float32(levels)
+    if len(found) and found.min() >= _TINY and found.max() <= _HUGE / (levels + 1):
+        return found
     reach = found.astype(np.float64) * levels
     low = (found < _TINY) & (reach < largest)
     found[low] = np.nextafter(found[low], np.float32(np.inf))

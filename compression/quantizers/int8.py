@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 
 from ..base import PayloadError, Rng, TensorSlices, Vector
 from ..registry import register
+from .buckets import steps
 from .scaling import ScaledQuantizer, magnitudes
 
 _LEVELS = 127
-_TINY = np.finfo(np.float32).smallest_normal
-_HUGE = np.finfo(np.float32).max
-_SAFE = np.float32(_HUGE / 128)  # 127 times a scale of at most _SAFE is finite
 
 
 @register("quantizer")
@@ -37,16 +35,7 @@ class Int8(ScaledQuantizer):
 
     def scales(self, values: Vector, parts: TensorSlices) -> Vector:
         """Return (T,) scales: x / scale rounds to at most 127, and 127 * scale is finite."""
-        largest = magnitudes(values, parts.segments)
-        scales = largest / np.float32(_LEVELS)
-        if len(scales) and (scales.min() < _TINY or scales.max() > _SAFE):
-            exact = scales.astype(np.float64)
-            # A subnormal quotient is rounded up: its rounding error can be half of its value.
-            low = exact * (_LEVELS + 0.5) < largest
-            scales[low] = np.nextafter(scales[low], np.float32(np.inf))
-            high = exact * _LEVELS > _HUGE
-            scales[high] = np.nextafter(scales[high], np.float32(0))
-        return scales
+        return steps(magnitudes(values, parts.segments), _LEVELS)
 
     def round(self, scaled: Vector, rng: Rng, draws: Vector) -> None:
         """Round half to even, in place."""

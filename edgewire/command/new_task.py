@@ -6,7 +6,6 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
@@ -55,7 +54,6 @@ def _expect_free(name: str) -> None:
     # Flower does not send a file that is named as a test.
     taken = iskeyword(name) or name in FOLDERS or bool(TEST.fullmatch(f"/{name}.py"))
     taken |= name in sys.stdlib_module_names or (CONF / "experiment" / f"{name}.yaml").exists()
-    with suppress(ModuleNotFoundError):  # a name of an older release of EdgeWire
-        taken = taken or ((found := find_spec(name)) is not None and found.has_location)
+    taken = taken or ((found := find_spec(name)) is not None and found.has_location)
     if taken:
         raise ConfigError(f"{name} has a meaning in Python or EdgeWire: choose another name")

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,11 +20,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from edgewire.conf.classes import with_targets
 from edgewire.conf.load import HERE as CONF
 from edgewire.conf.load import compose_config
 from edgewire.conf.schema import Config, ConfigError, declared
-from edgewire.import_names import new_name
 from edgewire.machine.job import PLACE
 from edgewire.report.runs import HYDRA, path_of
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
@@ -298,11 +295,6 @@ def completed(composed: DictConfig) -> DictConfig:
         if _key(word) != LOGGER and (CONF / _key(word)).is_dir():
             raise ConfigError(f"{word}: a saved configuration takes single keys, as in lr=0.1")
     values = cast(dict[str, Any], OmegaConf.to_container(composed))  # a choice is not resolved
-    renamed = with_targets(values, lambda _, name: ("." in name and new_name(name)) or name)
-    if renamed != values:  # for one release
-        line = "warning: the configuration has names of an older EdgeWire; today's are taken"
-        print(line, file=sys.stderr)
-        values, composed = renamed, OmegaConf.create(renamed)
     if isinstance(choice := values.get(LOGGER), str):
         with open_dict(composed):
             composed[LOGGER] = json.loads(choice)

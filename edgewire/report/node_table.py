@@ -76,10 +76,7 @@ def read_nodes(groups: Iterable[Any]) -> list[NodeRecord]:
 
 
 def nodes_of(run: Run, group: Any = None) -> list[NodeRecord]:
-    """Return the nodes of a run by their numbers; none if their file is missing or damaged.
-
-    Results of earlier versions have no numbers: there a node's place in the data counts from 0.
-    """
+    """Return the nodes of a run by their numbers; none if their file is missing or damaged."""
     assert run.folder is not None
     content = readable(read_json, run.folder / NODES)
     content = content if isinstance(content, dict) else {}
@@ -90,9 +87,9 @@ def nodes_of(run: Run, group: Any = None) -> list[NodeRecord]:
     lags = [number(each.get("mean_lag")) for each in nodes]
     usual = usual_lag(lag for lag in lags if lag is not None)
     records = []
-    for at, (each, lag, unanswered) in enumerate(zip(nodes, lags, lost, strict=True)):
-        told, place = number(each.get("number")), number(each.get("partition"))
-        shown = int(told) if told is not None else 1 + int(at if place is None else place)
+    for at, (each, lag, unanswered) in enumerate(zip(nodes, lags, lost, strict=True), 1):
+        told = number(each.get("number"))
+        shown = at if told is None else int(told)
         times = lag / usual if lag is not None and usual else None
         records.append(NodeRecord(shown, group, run.seed, each, lag, times, unanswered))
     return sorted(records, key=lambda record: record.number)

@@ -279,17 +279,16 @@ def _line(run: RunProgress, named: bool) -> str:
 
 
 @contextmanager
-def sweep_progress(top: Path, began: float, console: Console, every: float = 1.0) -> Iterator[None]:
+def sweep_progress(top: Path, began: float, console: Console) -> Iterator[None]:
     """In this context, show the jobs below `top` on a terminal, and keep the jobs from printing.
 
-    `began`: the Unix time since which a folder is a job of this sweep; `every`: seconds between two
-    looks at the files.
+    `began`: the Unix time since which a folder is a job of this sweep.
     """
     jobs = Jobs([top], began)
     live = Live(
         get_renderable=lambda: Text("\n".join(jobs.lines())),
         console=console,
-        refresh_per_second=1 / every,
+        refresh_per_second=1,
         transient=True,
     )
     with silent_jobs(), live:

@@ -31,6 +31,7 @@ from edgewire.report.runs import (
     read_settings,
     whole_bytes,
 )
+from edgewire.task.errors import listed
 
 WIDTH = 110  # characters of a line
 NAME = 40  # characters of a name from elsewhere
@@ -330,7 +331,7 @@ def node_rows(result: Row, nodes: Sequence[NodeRecord], main: MainMetric) -> dic
     slow = [node for node in notable(nodes) if node.slow and not node.unanswered]
     rows = {
         "failed": _failed(result, nodes),
-        "silent": f"{_listed(silent)}: no answer to the last message" if silent else "",
+        "silent": f"{listed(silent, 3)}: no answer to the last message" if silent else "",
         "slow": _slow(slow, nodes),
     }
     if weak := weak_node(nodes, main):
@@ -342,17 +343,12 @@ def node_rows(result: Row, nodes: Sequence[NodeRecord], main: MainMetric) -> dic
         good = [n for n in nodes if not n.failures]
         fine = sum(n.count("replies") == n.count("messages") or n.waits for n in good)
         total = number(result.get("nodes")) or 0
-        listed = f" listed nodes (of {total:,.0f})" * (total > len(nodes))
-        rows["nodes"] = f"{fine:,} of {len(nodes):,}{listed} answered every message"
+        part = f" listed nodes (of {total:,.0f})" * (total > len(nodes))
+        rows["nodes"] = f"{fine:,} of {len(nodes):,}{part} answered every message"
         rows["nodes"] += " without a failure" * (len(good) < len(nodes))
         known = any(node.lag is not None for node in nodes)
         rows["nodes"] += "; none is slow" if known and not slow else ""
     return {name: text for name, text in rows.items() if text}
-
-
-def _listed(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _failed(result: Row, nodes: Sequence[NodeRecord]) -> str:
@@ -379,4 +375,4 @@ def _slow(slow: Sequence[NodeRecord], nodes: Sequence[NodeRecord]) -> str:
     if own is not None and own > 2 * usual:
         text += f"; {own:,g} samples, the median node has {usual:,g}"
     others = [node.label for node in slow[1:]]
-    return f"{text}; also {_listed(others)}" if others else text
+    return f"{text}; also {listed(others, 3)}" if others else text

@@ -43,24 +43,6 @@ class Journey(NamedTuple):
 
 
 @dataclass
-class _ServerLink:
-    """The virtual seconds until which the server's link is busy, in each direction."""
-
-    sending: float = 0.0
-    receiving: float = 0.0
-
-    def send(self, at: float, size: int, mbps: float) -> float:
-        """Return when `size` bytes that are sent from `at` on have left the server."""
-        self.sending = max(at, self.sending) + transfer_seconds(size, mbps)
-        return self.sending
-
-    def receive(self, at: float, size: int, mbps: float) -> float:
-        """Return when the server has received `size` bytes, the last of which was sent at `at`."""
-        self.receiving = max(at, self.receiving + transfer_seconds(size, mbps))
-        return self.receiving
-
-
-@dataclass
 class ClockState:
     """The state of a clock.
 
@@ -68,14 +50,16 @@ class ClockState:
     `busy`: a lower bound of the time when it will have computed its other replies. `under_way`: its
     unanswered messages. `answers`: the number of its replies so far, if the network loses replies.
     `draws`: how often a waiting time and a crash were drawn at random for it. `gone`: when it
-    crashed last. `crashes`: how often it has crashed.
+    crashed last. `crashes`: how often it has crashed. Of the server's link, if it is limited, until
+    when it is busy: `sending`, `receiving`.
     """
 
     now: float = 0.0
     free: dict[int, float] = field(default_factory=dict)
     busy: dict[int, float] = field(default_factory=dict)
     under_way: dict[int, deque[Journey]] = field(default_factory=dict)
-    server: _ServerLink = field(default_factory=_ServerLink)
+    sending: float = 0.0
+    receiving: float = 0.0
     answers: Counter[int] = field(default_factory=Counter)
     draws: Counter[int] = field(default_factory=Counter)
     gone: dict[int, float] = field(default_factory=dict)
@@ -143,7 +127,9 @@ class VirtualClock:
         net = self.network
         reaches = sent if net.down_mbps is None else sent + transfer_seconds(down, net.down_mbps)
         if net.server_mbps is not None:
-            reaches = max(reaches, self.state.server.send(sent, down, net.server_mbps))
+            taken = transfer_seconds(down, net.server_mbps)
+            self.state.sending = max(sent, self.state.sending) + taken
+            reaches = max(reaches, self.state.sending)
         waiting, crashes = 0.0, False
         if net.waiting != "none" or net.crash:
             waiting, crashes = self.draw_life(node)
@@ -201,7 +187,8 @@ class VirtualClock:
             self.state.crashes[node] += 1
         arrived = sent_back + net.latency_ms / 1e3
         if net.server_mbps is not None:
-            arrived = self.state.server.receive(arrived, up, net.server_mbps)
+            taken = transfer_seconds(up, net.server_mbps)  # the last byte was sent at `arrived`
+            arrived = self.state.receiving = max(arrived, self.state.receiving + taken)
         return NEVER if net.loss and self.draw_loss(node) else arrived
 
     def arrival(self, node: int, sent: float, down: int, steps: float, up: int) -> float:

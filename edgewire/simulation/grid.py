@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
@@ -52,41 +51,6 @@ class GridState:
     nodes: dict[int, RecordDict] = field(default_factory=dict)
 
 
-class Replies(Sequence[Message]):
-    """The replies to a round's messages. The sequence reads them from a stream when needed.
-
-    `stream`: the replies, each with the virtual second of its arrival. `arrived`: the arrival of
-    the newest reply that was read.
-    """
-
-    def __init__(self, stream: Iterator[tuple[float, Message]]) -> None:
-        self._stream = stream
-        self.arrived = 0.0
-        self._here: list[Message] = []
-
-    def __iter__(self) -> Iterator[Message]:
-        position = 0
-        while position < len(self._here) or self._next():
-            yield self._here[position]
-            position += 1
-
-    def __len__(self) -> int:
-        while self._next():
-            pass
-        return len(self._here)
-
-    def __getitem__(self, index: Any) -> Any:
-        len(self)
-        return self._here[index]
-
-    def _next(self) -> bool:
-        found = next(self._stream, None)
-        if found is not None:
-            self.arrived, reply = found
-            self._here.append(reply)
-        return found is not None
-
-
 class LocalGrid(TimedGrid):
     """Sends messages to nodes in this process or its workers.
 
@@ -102,7 +66,6 @@ class LocalGrid(TimedGrid):
         self._nodes = range(1, nodes + 1)
         self._clock = clock or VirtualClock()
         self._state = GridState(clock=self._clock.state)
-        self._open: Replies | None = None
         self._line: BandwidthModel | None = None
         self._header = ""  # the name of the header record
         self._restored: Callable[[RecordDict], RecordDict] | None = None
@@ -112,7 +75,6 @@ class LocalGrid(TimedGrid):
     @property
     def virtual_seconds(self) -> float:
         """The virtual clock, seconds since the run began."""
-        self.finish()
         return self._clock.state.now
 
     now = virtual_seconds  # deadlines are on this clock
@@ -135,12 +97,10 @@ class LocalGrid(TimedGrid):
     @property
     def comparison(self) -> dict[str, float | None]:
         """`BandwidthModel.comparison`; {} if `follow` was not called."""
-        self.finish()
         return self._line.comparison if self._line else {}
 
     def drain(self) -> None:
         """Compute the replies to all unanswered messages; their arrival times do not change."""
-        self.finish()
         for reply in self._pool.drain():
             self._state.early[reply.metadata.reply_to_message_id] = reply
 
@@ -188,7 +148,6 @@ class LocalGrid(TimedGrid):
         if self._clock.steady:
             self.stall.asked(len(self._nodes))
             return self._nodes
-        self.finish()
         return tuple(node for node in self._nodes if self._clock.present(node))
 
     def get_nodes(self) -> list[NodeInfo]:
@@ -214,17 +173,6 @@ class LocalGrid(TimedGrid):
         `ttl`: virtual seconds. A node drops a message on which it has not begun to work by then.
         (The `ttl` in a message is on the wall clock.)
         """
-        return self._push(messages, ttl, ttl, in_turn=False)
-
-    def _push(
-        self, messages: Iterable[Message], ttl: float, timeout: float, in_turn: bool
-    ) -> list[str]:
-        """Send messages; return their ids.
-
-        `in_turn`: the nodes compute their replies in the order of `messages`. Otherwise they first
-        compute the reply that may arrive first.
-        """
-        self.finish()
         self.stall.moved()
         state = self._state
         if not state.sent:  # the remaining bounds belong to computed replies
@@ -253,9 +201,9 @@ class LocalGrid(TimedGrid):
             state.sent[message_id] = task
             state.queues.setdefault(node, deque()).append(message_id)
             heapq.heappush(state.bounds, (task.earliest, state.number, message_id))
-            self._pool.put(message, anew=anew, due=0.0 if in_turn else task.earliest)
+            self._pool.put(message, anew=anew, due=task.earliest)
         if self._line:
-            self._line.push(followed, timeout)
+            self._line.push(followed, ttl)
         self.tend()  # the caller may compute for a long time before its next call
         return [each[0] for each in followed]
 
@@ -269,58 +217,32 @@ class LocalGrid(TimedGrid):
         `deadline` is in virtual seconds. Return the replies that have arrived by then, in the order
         of `message_ids`. If some replies have already arrived, the clock does not advance.
         """
-        self.finish()
         if self._line:
             self._line.send()
-        ids = dict.fromkeys(message_ids)
+        # A round's dictionary of ids is not copied for each of its replies.
+        ids = message_ids if isinstance(message_ids, dict) else dict.fromkeys(message_ids)
+        arrivals = self._state.arrivals
         self._compute_until_sure(ids, deadline)
-        there = [(self._state.arrivals[i][0], i) for i in ids if i in self._state.arrivals]
-        now = min(min(there)[0] if there else NEVER, deadline)
+        there = {i: arrival for i, (arrival, _) in arrivals.items() if i in ids}
+        now = min([deadline, *there.values()])
         if now == NEVER:
             self.stall.asked(len(self._nodes))
             return []
         self.stall.moved()
         now = self._clock.state.now = max(self._clock.state.now, now)
-        taken = [i for arrival, i in there if arrival <= now]
+        taken = [i for i, arrival in there.items() if arrival <= now]
+        if len(taken) > 1:
+            arrived = {*taken}
+            taken = [i for i in ids if i in arrived]
         if self._line:
             self._line.take(taken) if taken else self._line.lose_track()
-        return [self._state.arrivals.pop(i)[1] for i in taken]
+        return [arrivals.pop(i)[1] for i in taken]
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Replies:
-        """Send messages; return a lazy sequence of the replies that arrive before `timeout`.
-
-        The replies have the order of the messages. A caller that iterates over the sequence gets
-        the first replies while the nodes compute the last ones.
-        """
-        timeout = NEVER if timeout is None else timeout
-        deadline = self.virtual_seconds + timeout
-        ids = self._push(messages, NEVER, timeout, in_turn=True)
-        self._open = Replies(self._stream(ids, deadline))
-        return self._open
-
-    def _stream(self, ids: list[str], deadline: float) -> Iterator[tuple[float, Message]]:
-        last = self._clock.state.now
-        if self._line:
-            self._line.send()
-        for message_id in ids:
+    def drop_replies(self, message_ids: Iterable[str]) -> None:
+        """Compute and delete the replies to these messages, which will not be pulled."""
+        for message_id in message_ids:
             self._compute(message_id)
-            arrival, reply = self._state.arrivals.pop(message_id, (NEVER, None))
-            waited = min(arrival, deadline)
-            if waited < NEVER:
-                last = max(last, waited)
-            if reply is not None and arrival <= deadline:
-                yield arrival, reply
-        self._clock.state.now = last
-        if self._line:
-            self._line.take(ids)
-
-    def finish(self) -> None:
-        """Finish the last `send_and_receive`: set the clock to the arrival of its last reply."""
-        if self._open is not None:
-            replies, self._open = self._open, None
-            len(replies)
+            self._state.arrivals.pop(message_id, None)
 
     def _compute_until_sure(self, ids: Collection[str], deadline: float) -> None:
         """Compute replies until it is certain which reply to `ids` arrives next.
@@ -331,16 +253,15 @@ class LocalGrid(TimedGrid):
         two reasons: all messages share a limited server link, and a node handles its messages one
         after another.
         """
-        first = min(
-            (self._state.arrivals[i][0] for i in ids if i in self._state.arrivals), default=NEVER
-        )
+        arrivals = self._state.arrivals
+        first = min((arrival for i, (arrival, _) in arrivals.items() if i in ids), default=NEVER)
         while self._state.bounds and self._state.bounds[0][0] <= min(
             max(first, self._clock.state.now), deadline
         ):
             message_id = heapq.heappop(self._state.bounds)[2]
             self._compute(message_id, in_bulk=True)
-            if message_id in ids and message_id in self._state.arrivals:
-                first = min(first, self._state.arrivals[message_id][0])
+            if message_id in ids and message_id in arrivals:
+                first = min(first, arrivals[message_id][0])
 
     def _compute(self, message_id: str, in_bulk: bool = False) -> None:
         """Wait for a reply; store it with its arrival time, unless it is lost.

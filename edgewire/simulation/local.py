@@ -36,7 +36,6 @@ def run_local(
         context = Context(1, SERVER, {}, RecordDict(), dict(job.run_config))
         app = job.server_app
         (load_object(app) if isinstance(app, str) else app)(grid, context)
-        grid.finish()
 
 
 def refuse(_: Job, *, workers: int = 0, memory_mb: float | None = None, pin: bool = False) -> None:

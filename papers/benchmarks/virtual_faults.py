@@ -105,14 +105,6 @@ class Counting(GridWrapper):
         self.asked += len(found)
         return super().push_messages(found, ttl)
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Count the messages, and send them."""
-        found = list(messages)
-        self.asked += len(found)
-        return super().send_and_receive(found, timeout=timeout)
-
 
 def faults_of(words: list[str], rounds: int) -> dict[str, Any]:
     """Make a run; return the drawn faults, the messages, the uncounted messages and the results."""

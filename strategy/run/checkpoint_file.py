@@ -8,7 +8,7 @@ complete.
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from logging import getLogger
 from pathlib import Path
@@ -20,7 +20,7 @@ from edgewire.conf.schema import ConfigError
 from edgewire.strategy.run.whole_files import replace_file
 
 FILE = "checkpoint"
-MARK, FORMAT = "edgewire-checkpoint", 9  # increase FORMAT if older versions cannot read the file
+MARK, FORMAT = "edgewire-checkpoint", 10  # increase FORMAT if older versions cannot read the file
 PAUSE = 60.0  # seconds from a failed checkpoint to the next attempt
 SHARE = 0.02  # the largest share of a run's time that is used for checkpoints
 log = getLogger("edgewire")
@@ -44,19 +44,26 @@ class Checkpoints:
         passed = done // self._every > self._done // self._every
         return self.folder is not None and passed and time.perf_counter() >= self._next
 
-    def keep(self, done: int, parts: Mapping[str, bytes], began: float) -> bool:
+    def keep(self, done: int, parts: Callable[[], Mapping[str, bytes]]) -> bool:
         """Write a checkpoint after `done` units; return whether that succeeded.
 
-        `parts`: the checkpoint's content, as named byte strings. `began`: the value of
-        `time.perf_counter()` when the work on the checkpoint began. This method never raises,
-        because a full disk must not end the run.
+        `parts`: returns the checkpoint's content, as named byte strings. If it raises `TypeError`,
+        the run cannot have checkpoints. If the disk or the memory is full, the previous checkpoint
+        stays, and the next attempt is after `PAUSE` seconds: that must not end the run.
         """
         if self.folder is None:
             return False
+        began = time.perf_counter()
         try:
-            write(self.folder, parts)
-        except OSError as error:
-            self.miss(str(error))
+            write(self.folder, parts())
+        except TypeError as error:
+            log.warning("no checkpoints of this run: %s", error)
+            self.folder = None
+            return False
+        except (OSError, MemoryError) as error:
+            why = str(error) or type(error).__name__
+            log.warning("no checkpoint could be written, the one before stays: %s", why)
+            self._next = time.perf_counter() + PAUSE
             return False
         self._done, now = done, time.perf_counter()
         self._next = now + (now - began) / SHARE
@@ -65,19 +72,6 @@ class Checkpoints:
     def went_on(self, done: int) -> None:
         """Record that the run resumes at `done` units."""
         self._done = done
-
-    def miss(self, reason: str) -> None:
-        """Log why a checkpoint was not written, and allow no other attempt for `PAUSE` seconds.
-
-        The previous checkpoint stays.
-        """
-        log.warning("no checkpoint could be written, the one before stays: %s", reason)
-        self._next = time.perf_counter() + PAUSE
-
-    def give_up(self, reason: str) -> None:
-        """Log why this run cannot have checkpoints, and write no further ones."""
-        log.warning("no checkpoints of this run: %s", reason)
-        self.folder = None
 
 
 def write(folder: Path, parts: Mapping[str, bytes]) -> None:

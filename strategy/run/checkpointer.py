@@ -1,7 +1,6 @@
 """Writes checkpoints of a run's strategy, results, grid and nodes; resumes runs from them."""
 
 import json
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -105,21 +104,17 @@ class RunCheckpointer:
             return
         if self._lasting is not None:
             self._lasting.drain()  # not counted as a checkpoint's cost, because the run needs it
-        began = time.perf_counter()
-        try:
-            parts = {RUN: to_bytes(self._state()), STRATEGY: strategy.save()}
+
+        def parts() -> dict[str, bytes]:
+            found = {RUN: to_bytes(self._state()), STRATEGY: strategy.save()}
             if self._lasting is not None:
-                parts[GRID] = to_bytes(self._lasting.save())
+                found[GRID] = to_bytes(self._lasting.save())
             if self._nodes is not None:
-                parts[NODES] = to_bytes(self._nodes.state(done))
-        except TypeError as error:
-            self._checkpoints.give_up(str(error))
-        except (OSError, MemoryError) as error:
-            self._checkpoints.miss(str(error) or type(error).__name__)
-        else:
-            written = self._checkpoints.keep(done, parts, began)
-            if written and self._nodes is not None:
-                self._nodes.at_checkpoint(done)
+                found[NODES] = to_bytes(self._nodes.state(done))
+            return found
+
+        if self._checkpoints.keep(done, parts) and self._nodes is not None:
+            self._nodes.at_checkpoint(done)
 
     def _state(self) -> RunState:
         run = self._run

@@ -156,34 +156,13 @@ class MembershipGrid(GridWrapper):
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
         """See `TimedGrid`."""
-        self._asked = 0
-        return super().push_messages(self._telling(messages), ttl)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """See `TimedGrid`."""
-        self._asked = 0
-        return self._heard(super().pull_messages(message_ids))
-
-    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """See `TimedGrid`."""
-        self._asked = 0
-        return self._heard(super().pull_before(message_ids, deadline))
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
-        """See `TimedGrid`."""
-        self._asked = 0
-        return self._heard(super().send_and_receive(self._telling(messages), timeout=timeout))
-
-    def _telling(self, messages: Iterable[Message]) -> list[Message]:
-        found = list(messages)
+        self._asked, found = 0, list(messages)
         for message in found:
             message.metadata.group_id = with_lineage(message.metadata.group_id, self._lineage)
-        return found
+        return super().push_messages(found, ttl)
 
-    def _heard(self, replies: Iterable[Message]) -> list[Message]:
-        found = list(replies)
+    def _received(self, replies: Iterable[Message]) -> list[Message]:
+        self._asked, found = 0, list(replies)
         self.keeping.update(
             reply.metadata.src_node_id for reply in found if stores_states(reply.metadata.group_id)
         )

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -158,50 +157,21 @@ class NodeLog(GridWrapper):
         messages = list(messages)
         now = self._since(self._grid.now)
         ids = list(super().push_messages(messages, ttl))
-        self._sent(messages, now, ids)
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """See `TimedGrid`."""
-        return self._heard(list(super().pull_messages(message_ids)))
-
-    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """See `TimedGrid`."""
-        return self._heard(super().pull_before(message_ids, deadline))
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """See `TimedGrid`."""
-        messages = list(messages)
-        now = self._since(self._grid.now)
         self._sent(messages, now)
-        found = super().send_and_receive(messages, timeout=timeout)
-        replies = []
-        for reply in found:
-            # The local engine computes replies one after another, and tells when each arrives.
-            arrived = getattr(found, "arrived", None)
-            node = reply.metadata.src_node_id
-            heard = self._since(self._grid.now if arrived is None else arrived)
-            self.state.open.pop(f"to {node}", None)
-            self._received(reply, node, now, heard)
-            replies.append(reply)
-            if not self._virtual:  # the time of a virtual clock is known after all replies
-                self._refresh()
-        return replies
+        return ids
 
     def _since(self, moment: float) -> float:
         """Return the run's seconds at a moment of the grid's clock."""
         return moment - self._began
 
-    def _sent(self, messages: Sequence[Message], now: float, ids: Sequence[str] = ()) -> None:
-        """Record messages; `ids`: their ids, () if they are not known yet."""
+    def _sent(self, messages: Sequence[Message], now: float) -> None:
         sizes: dict[int, int] = {}  # nodes may get the same content
-        for message, known in zip_longest(messages, ids):
-            content, node = content_of(message), metadata_of(message)["_dst_node_id"]
+        for message in messages:
+            content, about = content_of(message), metadata_of(message)
+            node = about["_dst_node_id"]
             if id(content) not in sizes:
                 sizes[id(content)] = size_of(content)
-            self.state.open[known or f"to {node}"] = node, now
+            self.state.open[about["_message_id"]] = node, now
             activity = self._of(node)
             activity.messages += 1
             activity.downlink_bytes += sizes[id(content)]
@@ -210,23 +180,23 @@ class NodeLog(GridWrapper):
             del self.state.open[next(iter(self.state.open))]
         self._refresh()
 
-    def _heard(self, replies: list[Message]) -> list[Message]:
-        now = self._since(self._grid.now)
-        for reply in replies:
+    def _received(self, replies: Iterable[Message]) -> list[Message]:
+        now, found = self._since(self._grid.now), list(replies)
+        for reply in found:
             about = metadata_of(reply)
             unknown = about["_src_node_id"], now
             node, sent = self.state.open.pop(about["_reply_to_message_id"], unknown)
-            self._received(reply, node, sent, now)
-        if replies:
+            self._count(reply, node, sent, now)
+        if found:
             self._refresh()
-        return replies
+        return found
 
     def _refresh(self) -> None:
         """Write `nodes.json` in the middle of a round, which may last for hours on devices."""
         if self._written >= 0:
             self.write(*self._newest)
 
-    def _received(self, reply: Message, node: int, sent: float, now: float) -> None:
+    def _count(self, reply: Message, node: int, sent: float, now: float) -> None:
         activity = self._of(node)
         activity.heard, activity.lag, activity.answered = now, now - sent, sent
         before = activity.replies * (activity.mean_lag or 0.0)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from edgewire.compression.flower.records import FlatArray, filled
+from edgewire.compression.flower.records import FlatArray, filled, made_message
 
 T = TypeVar("T")
 HEAD = "state"  # the name of the tensor that holds all values except the arrays, as JSON
@@ -195,6 +195,4 @@ class _Reader:
 
     def _message(self, about: list[Any], content: Any, error: Any) -> Message:
         metadata = Metadata(**dict(zip(ABOUT, about, strict=True)))
-        if error is not None:
-            return Message(Error(*error), metadata=metadata)  # type: ignore[call-overload,no-any-return]
-        return Message(self.tagged(content), metadata=metadata)  # type: ignore[call-overload,no-any-return]
+        return made_message(metadata, self.tagged(content), error and Error(*error))

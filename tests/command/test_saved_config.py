@@ -1,7 +1,6 @@
 """Hydra's command line: options anywhere, saved configurations of runs, words of a sweep."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,19 +54,6 @@ def again(cli, tmp_path):
         return code, printed.err, result, load_file(folder / "model.safetensors"), folder
 
     return call
-
-
-def test_the_names_of_an_older_release_are_read_with_a_warning(first, again, tmp_path):
-    shutil.copytree(first / ".hydra", tmp_path / "old" / ".hydra")
-    file = tmp_path / "old" / ".hydra" / "config.yaml"
-    text = file.read_text()
-    assert "_target_: edgewire.task." in text
-    file.write_text(text.replace("_target_: edgewire.", "_target_: "))
-    code, error, _, same, _ = again(tmp_path / "old", "--config-name=config")
-    assert code == 0
-    assert error == "warning: the configuration has names of an older EdgeWire; today's are taken\n"
-    weights = load_file(first / "model.safetensors")
-    assert all(torch.equal(weights[key], same[key]) for key in weights)
 
 
 def test_a_saved_configuration_gives_the_same_result(first, again, monkeypatch):

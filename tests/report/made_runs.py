@@ -133,7 +133,7 @@ def add_run(folder, overrides, accuracies=(0.1, 0.5, 0.9), config=None, result=(
 def node(place, **more):
     """Return an entry of `nodes.json`."""
     return {
-        "node": 100 + place, "partition": place, "online": True, "messages": 10, "replies": 10,
+        "node": 100 + place, "number": place + 1, "online": True, "messages": 10, "replies": 10,
         "failures": 0, "reason": None, "uplink_bytes": 100, "downlink_bytes": 200, "lag": 1.0,
         "mean_lag": 1.0, "samples": 20, "train_loss": 0.5, "accuracy": 0.9, "labels": [12, 8],
     } | more  # fmt: skip

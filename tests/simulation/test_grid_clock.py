@@ -39,7 +39,7 @@ class Arrivals:
 
     def round(self, ids, nodes, timeout):
         deadline = self.now + timeout
-        self.push(ids, nodes)
+        self.push(ids, nodes, timeout)
         arrivals = {name: self.due.pop(name) for name in ids}
         ends = [end for end in (min(each, deadline) for each in arrivals.values()) if end < NEVER]
         self.now = max([self.now, *ends])

@@ -7,6 +7,7 @@ from edgewire.compression.flower.server.failure_policy import (
     MAX_CONSECUTIVE_FAILURES,
     FailurePolicy,
 )
+from edgewire.compression.flower.server.session import forget_nodes
 from edgewire.strategy.node_scheduler import LONGEST, BackoffScheduler, BackoffSchedulerState
 
 
@@ -83,5 +84,5 @@ def test_nothing_is_stored_for_absent_nodes(turns, failures, state):
         for _ in range(MAX_CONSECUTIVE_FAILURES):
             fail(failures, node)
         turns.should_wait(node, 0)
-    turns.forget({1, 2, 3})
+    forget_nodes({1, 2, 3}, state)
     assert state == BackoffSchedulerState()

@@ -51,7 +51,7 @@ class AckTracker:
     Such nodes number their replies (the sequence number). The server's next message to a node says
     which of the node's replies was applied last; the node adds later ones back to its residual. The
     indices of that reply are stored, if the method's next update may repeat them. If a node comes
-    back after `forget`, the first message does not say it, and the node adds nothing back.
+    back after `nodes_left`, the first message does not say it, and the node adds nothing back.
     """
 
     def __init__(self, state: AckTrackerState | None = None, uplink: Codec | None = None) -> None:
@@ -127,15 +127,10 @@ class AckTracker:
         while self._bytes > INDEX_BUDGET and len(kept) > 1:
             self._bytes -= kept.pop(next(iter(kept))).nbytes
 
-    def forget(self, nodes: Iterable[int]) -> None:
-        """Delete the state of nodes that have left the run."""
-        state = self._state
-        for node in nodes:
-            state.applied.pop(node, None)
-            state.pending.pop(node, None)
-            if (indices := state.indices.pop(node, None)) is not None:
-                self._bytes -= indices.nbytes
-            state.forgot = True
+    def nodes_left(self) -> None:
+        """Record that the data of some nodes was deleted from the state (`forget_nodes`)."""
+        self._bytes = sum(each.nbytes for each in self._state.indices.values())
+        self._state.forgot = True
 
     def applied(self, nodes: Iterable[int]) -> None:
         """Record that the strategy has applied the updates of these nodes, and of no others."""
@@ -203,8 +198,3 @@ class InferredAcks:
             if failed or new is not None:
                 self._acks.resolve(node, applied=not failed)
         self._state.given |= given
-
-    def forget(self, nodes: Iterable[int]) -> None:
-        """Delete the state of nodes that have left the run."""
-        for node in nodes:
-            self._state.given.pop(node, None)

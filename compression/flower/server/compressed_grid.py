@@ -14,7 +14,6 @@ from flwr.serverapp import Grid
 from ...codec import Codec
 from ...make import chosen
 from ...screening import Screening
-from ...validation import FOREVER
 from ..compact_records import restored
 from ..headers import DownlinkHeader, server_round, trains
 from ..message_size import size_of
@@ -31,7 +30,14 @@ from .model_replies import ModelReplies
 from .norm_screen import Screens, ScreensState
 from .reply_checks import ReplyRules, SentMessage
 from .sent_model import FoundModel, SentModels, SentModelsState
-from .session import Encoded, InitialModel, Key, ServerSession, ServerSessionState
+from .session import (
+    Encoded,
+    InitialModel,
+    Key,
+    ServerSession,
+    ServerSessionState,
+    forget_nodes,
+)
 
 ANY_REPLY = ReplyRules()
 
@@ -145,19 +151,11 @@ class CompressedGrid(GridWrapper):
         self._replies.in_flight.add(outgoing, sent)
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that have arrived, with decoded models in place of payloads."""
-        return self._pulled(super().pull_messages(message_ids))
-
-    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """Wait for the next replies; return none at the deadline (`TimedGrid.pull_before`)."""
-        return self._pulled(super().pull_before(message_ids, deadline))
-
-    def _pulled(self, found: Iterable[Message]) -> list[Message]:
+    def _received(self, replies: Iterable[Message]) -> list[Message]:
         """Return replies with decoded models in place of payloads, and count the replies."""
-        replies, used = self._replies.take(found, self.state.round, together=False)
+        found, used = self._replies.take(replies, self.state.round, together=False)
         self.traffic.client_updates += used
-        return replies
+        return found
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -169,11 +167,12 @@ class CompressedGrid(GridWrapper):
         if train:
             self.state.round += 1
             self._failures.begin_round(asked=len(sent))
-        if self.virtual_seconds is None and timeout is not None and timeout >= FOREVER:
+        if self.virtual_seconds is None:
             kind = outgoing[0].metadata.message_type if outgoing else ""
-            found = gathered(self._grid, outgoing, timeout, self._slowest[kind])
+            wait = math.inf if timeout is None else timeout
+            found = gathered(self._grid, outgoing, wait, self._slowest[kind])
         else:
-            found = list(super().send_and_receive(outgoing, timeout=timeout))
+            found = self._grid.send_and_receive(outgoing, timeout=timeout)
         in_flight = self._replies.in_flight
         ids = in_flight.add(outgoing, sent)
         replies, used = self._replies.take(found, self.state.round, together=True)
@@ -197,8 +196,9 @@ class CompressedGrid(GridWrapper):
         cache: dict[Key, Encoded] = {}
         models: dict[int, FoundModel | None] = {}
         if gone := self._session.gone(self._grid.get_node_ids):
-            for each in (self._replies, self._inferred_acks, self._failures):
-                each.forget(gone)
+            state = self.state
+            there = state.screens, state.inferred_acks, state.failures, self._replies.in_flight
+            forget_nodes(gone, *there)
         self._deltas.tidy(self._session.versions.held)
         made, sent = list[Message](), list[SentMessage | None]()
         for message in messages:

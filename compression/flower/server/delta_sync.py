@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from flwr.app import ArrayRecord
 from xxhash import xxh3_64_digest
 
 from ...batchnorm import changes
@@ -20,13 +21,21 @@ from ..records import Vector, payload_record, payload_records
 from ..replica import INITIAL_VERSION
 from ..tensor_split import Model, TensorSplit, converted, form_of_models
 from ..tied_weights import Ties, narrowed, narrowed_model, widened, without, written_ties
-from .version_tracker import UNHEARD, ModelUpdate
 
 # The most bytes of stored versions and their activities. A node whose version is deleted gets the
 # whole model.
 BUDGET = 512 << 20
 RAW = make_codec(quantizer="float32", coder="raw")
+UNHEARD = -1  # `base` for a node that never replies
 Key = tuple[bytes, bytes, bytes]  # of a version: the hashes of its model, layout and activity
+
+
+class ModelUpdate(NamedTuple):
+    """The payloads that bring a node to the newest model, and the fields of their header."""
+
+    arrays: ArrayRecord  # one Array per payload
+    header: Mapping[str, Any]  # fields of `DownlinkHeader`: version, base, rates, checksum
+    received: Model | None = None  # the node's model after decoding; None if it was not computed
 
 
 @dataclass
@@ -82,7 +91,7 @@ class DeltaSync:
     are equal and have different activities are different versions.
     """
 
-    skips = False
+    skips = False  # a node takes every update, so the server waits until the node confirms it
 
     def __init__(
         self,
@@ -131,7 +140,10 @@ class DeltaSync:
                 self._seeded = None  # no later model is the model before training
 
     def starts_from_seed(self, *, new: bool) -> bool:
-        """Return whether the difference from the model before training is sent (`ModelSync`)."""
+        """Return whether a model update can begin at version 0, the model before training.
+
+        `new`: whether the node has got no version so far.
+        """
         stored = self._from_initial and INITIAL_VERSION in self._state.versions
         return self._is_seeded or (new and stored)
 
@@ -151,7 +163,10 @@ class DeltaSync:
         return key is not None and key[1] == fingerprint(self._offered.form.layout)
 
     def model_update(self, base: int | None) -> ModelUpdate:
-        """Encode the newest model for nodes at the version `base` (`ModelSync.model_update`)."""
+        """Encode the newest model for nodes at the version `base`.
+
+        None: the node has no version. `UNHEARD`: it will not confirm one either.
+        """
         if base not in self._made:
             self._made[base] = self._encoded(base)
         return self._made[base]

@@ -36,34 +36,6 @@ class FailureStreak(NamedTuple):
     used: int
 
 
-@dataclass
-class FailurePolicyState:
-    """State of `FailurePolicy`.
-
-    `asked`: the number of messages that asked for training. `rounds`: the number of consecutive
-    rounds without a usable reply. `rounds_of_many`: how many of these rounds had replies of at
-    least `MANY` nodes. `healed`: True if the last round ended with the advice that nodes get the
-    whole model next. By node (in a cut model by segment): `failed`: the number of consecutive
-    failures. `reasons`: the reason of the last failure. `counts`: the number of all failures.
-    `streaks`: by node, its consecutive failures.
-    """
-
-    asked: int = 0
-    rounds: int = 0
-    rounds_of_many: int = 0
-    healed: bool = False
-    failed: Counter[int] = field(default_factory=Counter)
-    reasons: dict[int, str] = field(default_factory=dict)
-    counts: Counter[int] = field(default_factory=Counter)
-    streaks: dict[int, FailureStreak] = field(default_factory=dict)
-
-    @property
-    def failed_nodes(self) -> dict[int, FailedNode]:
-        """The nodes whose replies could not all be used."""
-        streak, reasons = self.streaks.get, self.reasons.items()
-        return {node: FailedNode(self.counts[node], why, streak(node)) for node, why in reasons}
-
-
 class FailedNode(NamedTuple):
     """How many replies of a node could not be used, and why the last one could not.
 
@@ -73,6 +45,25 @@ class FailedNode(NamedTuple):
     failures: int
     reason: str
     streak: FailureStreak | None = None
+
+
+@dataclass
+class FailurePolicyState:
+    """State of `FailurePolicy`.
+
+    `asked`: the number of messages that asked for training. `rounds`: the number of consecutive
+    rounds without a usable reply. `rounds_of_many`: how many of these rounds had replies of at
+    least `MANY` nodes. `healed`: True if the last round ended with the advice that nodes get the
+    whole model next. `failed`: by node (in a cut model by segment), the number of consecutive
+    failures. `failed_nodes`: the nodes whose replies could not all be used.
+    """
+
+    asked: int = 0
+    rounds: int = 0
+    rounds_of_many: int = 0
+    healed: bool = False
+    failed: Counter[int] = field(default_factory=Counter)
+    failed_nodes: dict[int, FailedNode] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,13 +111,14 @@ class FailurePolicy:
         """
         self._traffic.failures += 1
         self._reasons.append(reason)
-        self._state.counts[node] += 1
+        line, known = in_one_line(reason), self._state.failed_nodes
+        before = known.get(node, FailedNode(0, ""))
+        streak = before.streak
         if reason != NOT_OPEN:  # it answers no message
-            failures, used = self._state.streaks.get(node, (0, self._traffic.client_updates))
-            self._state.streaks[node] = FailureStreak(failures + 1, used)
-        line = in_one_line(reason)
-        if self._state.reasons.get(node) != line:  # a node may fail for the same reason each time
-            self._state.reasons[node] = line
+            failures, used = streak or (0, self._traffic.client_updates)
+            streak = FailureStreak(failures + 1, used)
+        known[node] = FailedNode(before.failures + 1, line, streak)
+        if line != before.reason:  # a node may fail for the same reason each time
             log.warning("%s%s left out: %s", when, called(node), line)
 
     def begin_round(self, asked: int) -> None:
@@ -182,16 +174,10 @@ class FailurePolicy:
     def succeeded(self, source: int, node: int | None = None) -> None:
         """Record a usable reply of a node, or of a segment; `node`: the segment's node."""
         self._state.failed.pop(source, None)
-        self._state.streaks.pop(source if node is None else node, None)
+        known, node = self._state.failed_nodes, source if node is None else node
+        if node in known:
+            known[node] = known[node]._replace(streak=None)
 
     def failures_of(self, source: int) -> int:
         """Return the number of consecutive failures of a node or a segment."""
         return self._state.failed[source]
-
-    def forget(self, nodes: Iterable[int]) -> None:
-        """Delete the data of nodes that have left the run."""
-        for node in nodes:
-            self._state.failed.pop(node, None)
-            self._state.reasons.pop(node, None)
-            self._state.counts.pop(node, None)
-            self._state.streaks.pop(node, None)

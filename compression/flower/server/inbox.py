@@ -7,6 +7,7 @@ for strategies that see only messages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -122,21 +123,24 @@ class Inbox:
         return found._replace(values=values, statistics=statistics, natives=natives, weight=weight)
 
 
+@dataclass
 class InFlight:
-    """The messages with a model for which the server waits for a reply."""
+    """The messages with a model for which the server waits for a reply.
 
-    def __init__(self) -> None:
-        self._sent: dict[str, SentMessage] = {}  # by the message's id
-        self._owing: dict[int, str] = {}  # by node: the id of its last message for training
+    `sent`: by the message's id. `owing`: by node, the id of its last message for training.
+    """
+
+    sent: dict[str, SentMessage] = field(default_factory=dict)
+    owing: dict[int, str] = field(default_factory=dict)
 
     def add(self, messages: Iterable[Message], sent: Iterable[SentMessage | None]) -> list[str]:
         """Store data about sent messages; return their ids, also of those to absent nodes."""
         ids = [message.metadata.message_id for message in messages]
         added = {i: each for i, each in zip(ids, sent, strict=True) if each is not None}
-        self._sent |= added
+        self.sent |= added
         for message_id, each in added.items():
             if each.train:
-                self._owing[each.node] = message_id
+                self.owing[each.node] = message_id
         return ids
 
     def owes(self, node: int) -> bool:
@@ -145,19 +149,13 @@ class InFlight:
         A node replies in the order of the messages. So a message is lost if it was sent before the
         message that the node last replied to.
         """
-        return node in self._owing
-
-    def forget(self, nodes: set[int]) -> None:
-        """Delete the data of nodes that have left the run, and of their messages."""
-        self._sent = {key: sent for key, sent in self._sent.items() if sent.node not in nodes}
-        for node in nodes:
-            self._owing.pop(node, None)
+        return node in self.owing
 
     def take(self, message_id: str) -> SentMessage | None:
         """Return the data of a message, and delete it; None if it is unknown."""
-        found = self._sent.pop(message_id, None)
-        if found is not None and self._owing.get(found.node) == message_id:
-            del self._owing[found.node]
+        found = self.sent.pop(message_id, None)
+        if found is not None and self.owing.get(found.node) == message_id:
+            del self.owing[found.node]
         return found
 
 

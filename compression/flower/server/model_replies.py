@@ -116,11 +116,6 @@ class ModelReplies:
             self._failures.succeeded(node)
         return [each.reply for each in answers], len(used)
 
-    def forget(self, nodes: set[int]) -> None:
-        """Delete the data of nodes that have left the run, and of their messages."""
-        self.in_flight.forget(nodes)
-        self._screens.forget(nodes)
-
     def _refuse(self, answer: Answer, reason: str, number: int) -> None:
         """Put an error in place of a reply, count it, and log the reason for round `number`."""
         sent, reply = answer.sent, answer.reply

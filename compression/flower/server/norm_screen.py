@@ -6,7 +6,7 @@ An update is unusual by its L2 norm, by its BatchNorm statistics, or by its weig
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any, NamedTuple
@@ -210,12 +210,6 @@ class NormScreen:
             limit = min(limit, 2 * sorted(known.values())[-2])
         return {node: min(weight, limit) for node, weight in weights.items()}
 
-    def forget(self, nodes: Iterable[int]) -> None:
-        """Delete the state of nodes that have left the run."""
-        for node in nodes:
-            for kind in ("norms", "weights", "evaluations", "sums"):
-                getattr(self._state, kind).pop(node, None)
-
 
 WHOLE = ByKind()  # the factors of native tensors of which all may be used
 
@@ -284,9 +278,3 @@ class Screens:
         share = self.vectors.clip_factor(node, norms.vector, model, rate)
         limited = ByKind(*[min(share, each) for each in natives]) if natives else WHOLE
         return Screened(share, limited, statistics)
-
-    def forget(self, nodes: Collection[int]) -> None:
-        """Delete the state of nodes that have left the run."""
-        for each in (self.vectors, *self._natives):
-            each.forget(nodes)
-        self._statistics.forget(nodes)

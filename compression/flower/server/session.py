@@ -6,7 +6,7 @@ For each node the session tracks its version of the model and its applied update
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -34,7 +34,8 @@ from ..native_tensors import (
 from ..records import Vector, content_of, filled, message_to, payloads_in, to_vector, values_of
 from ..traffic import Traffic, flower_bytes, reason_of
 from .acks import AckTracker, AckTrackerState
-from .version_tracker import ModelSync, ModelUpdate, VersionTracker, VersionTrackerState
+from .delta_sync import ModelUpdate
+from .version_tracker import ModelSync, VersionTracker, VersionTrackerState
 
 SPARE = 1000  # the server stores the state of at least SPARE nodes that have left
 # Key of an encoded message: the content's id, the node's version, the number of its last applied
@@ -80,6 +81,22 @@ class ServerSessionState:
             for node in kept.keys() - set(along):
                 del kept[node]
         self.versions.not_from_seed |= self.asked - set(along)
+
+
+def forget_nodes(nodes: set[int], *states: Any) -> None:
+    """Delete the data of nodes that have left the run, and their messages.
+
+    `states`: sets of nodes, dictionaries by node, dictionaries whose values are messages (they have
+    an attribute `node`), and dataclasses of these. Other values stay as they are.
+    """
+    for each in states:
+        if is_dataclass(each):
+            forget_nodes(nodes, *vars(each).values())
+        elif isinstance(each, set):
+            each -= nodes
+        elif isinstance(each, dict):
+            for key in [k for k, v in each.items() if {k, getattr(v, "node", k)} & nodes]:
+                del each[key]
 
 
 class InitialModel(NamedTuple):
@@ -131,7 +148,7 @@ class ServerSession:
         *,
         compact_records: bool = False,
     ) -> None:
-        state = ServerSessionState() if state is None else state
+        self._state = state = ServerSessionState() if state is None else state
         self._compact = compact_records
         self._first: dict[str, Message] = {}  # an unsent message of each type
         self._asked, self._many = state.asked, SPARE
@@ -257,11 +274,8 @@ class ServerSession:
         if len(self._asked) <= self._many:
             return set()
         found = self._asked - here
-        self._asked -= found
-        self._given.difference_update(found)
-        self._differing.difference_update(found)
-        self.versions.forget(found)
-        self.acks.forget(found)
+        forget_nodes(found, self._state)
+        self.acks.nodes_left()
         return found
 
     def count_unused(self, reply: Message) -> None:

@@ -179,17 +179,12 @@ class StatisticsScreen:
 
     def _used(self, node: int, report: Vector, move: float, scale: Scale) -> None:
         state = self._state
-        self.forget([node])
+        for kept in (state.reports, state.moves):
+            kept.pop(node, None)
+            if len(kept) == RECENT:
+                del kept[next(iter(kept))]
         state.reports[node], state.moves[node] = report.copy(), move  # copied: it may be a view
-        if len(state.reports) > RECENT:
-            self.forget([next(iter(state.reports))])
         state.since += 1
         if self.knows and state.since >= len(state.reports) // 2:
             state.since, state.centre = 0, median(list(state.reports.values()))
             state.usual = max(state.usual, median_of(state.moves.values()), FLOOR)
-
-    def forget(self, nodes: Iterable[int]) -> None:
-        """Delete the state of nodes that have left the run."""
-        for node in nodes:
-            self._state.reports.pop(node, None)
-            self._state.moves.pop(node, None)

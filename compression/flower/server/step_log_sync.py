@@ -12,8 +12,7 @@ from ...make import make_codec
 from ..node.state import checksum
 from ..records import payload_records
 from ..replica import ACTIVITY, INITIAL_VERSION, MODEL, VERSION, Replica, vector_layout
-from .delta_sync import RAW
-from .version_tracker import ModelUpdate
+from .delta_sync import RAW, ModelUpdate
 
 LOSSLESS = make_codec(quantizer="float32", coder="entropy")
 # Updates are sent if they have at most WORTH_IT times the bytes of a snapshot. With 1.1, a dense
@@ -32,7 +31,7 @@ class StepLogSync:
     and nodes have no replica.
     """
 
-    skips = True
+    skips = True  # a node ignores the steps that it has already applied
 
     def __init__(
         self,

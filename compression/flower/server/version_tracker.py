@@ -1,55 +1,14 @@
-"""Tracks which version of the server's model each node has, and describes model updates."""
+"""Tracks which version of the server's model each node has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
 
-from flwr.app import ArrayRecord
-
-from ...coders.shared_context import SharedContext
 from ..replica import INITIAL_VERSION
-from ..tensor_split import Model
+from .delta_sync import UNHEARD, DeltaSync, ModelUpdate
+from .step_log_sync import StepLogSync
 
-
-class ModelUpdate(NamedTuple):
-    """The payloads that bring a node to the newest model, and the fields of their header."""
-
-    arrays: ArrayRecord  # one Array per payload
-    header: Mapping[str, Any]  # fields of `DownlinkHeader`: version, base, rates, checksum
-    received: Model | None = None  # the node's model after decoding; None if it was not computed
-
-
-class ModelSync(Protocol):
-    """Brings nodes to the newest model by differences of versions or by the server's steps.
-
-    `skips`: True if a node ignores the steps that it has already applied. Then the server may send
-    a step again before the node has confirmed it.
-    """
-
-    skips: bool
-
-    def knows(self, version: int) -> bool:
-        """Return whether a model update can begin at this version of the model."""
-
-    def starts_from_seed(self, *, new: bool) -> bool:
-        """Return whether a model update can begin at version 0, the model before training.
-
-        `new`: whether the node has got no version so far.
-        """
-
-    def context(self, version: int | None) -> SharedContext | None:
-        """Return the context of index sets that a node at a version knows; None for none."""
-
-    def model_update(self, base: int | None) -> ModelUpdate:
-        """Return the payloads that bring nodes from the version `base` to the newest model.
-
-        None: the node has no version. `UNHEARD`: it will not confirm one either.
-        """
-
-
-UNHEARD = -1  # `base` for a node that never replies
+ModelSync = DeltaSync | StepLogSync
 SILENT = 2  # after SILENT models without a reply the server assumes that the node never replies
 
 
@@ -122,13 +81,6 @@ class VersionTracker:
         self._state.sent.pop(node, None)
         if self._from_seed:
             self._state.not_from_seed.add(node)
-
-    def forget(self, nodes: Iterable[int]) -> None:
-        """Delete the state of nodes that have left the run."""
-        for node in nodes:
-            self.invalidate(node)
-            self._state.unheard.pop(node, None)
-            self._state.not_from_seed.discard(node)
 
     @property
     def in_flight(self) -> set[int]:

@@ -23,6 +23,7 @@ from edgewire.report.link_time import named_links
 from edgewire.report.node_table import RUNS, read_nodes
 from edgewire.report.reader import readable
 from edgewire.report.table import Table, write_csv
+from edgewire.task.errors import listed
 
 PAGE, HISTORIES, SUMMARY = "report.html", "histories.csv", "summary.csv"
 COLUMNS = 1000  # of a CSV file
@@ -99,4 +100,4 @@ def write_report(
 def default_title(folders: Sequence[Path]) -> str:
     """Return the title of a report: the last two parts of the folders' paths."""
     names = ["/".join(folder.resolve().parts[-2:]).lstrip("/") for folder in folders]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return listed(names, 3)

@@ -6,9 +6,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from itertools import islice
 from typing import Any
 
 from filelock import FileLock
@@ -18,7 +17,6 @@ from edgewire.report.loggers import Ended, LoggedRun, Logger, LoggerError, final
 from edgewire.report.runs import Row
 
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "diverged": "FAILED", "failed": "FAILED"}
-METRICS, PARAMS = 1000, 100  # the most of them in one request
 LONGEST = 6000  # characters of a parameter's value that every store takes
 KEY = 250  # characters of a key
 # characters that a store refuses: there, at the begin of a part of a key, and at its end
@@ -75,22 +73,20 @@ class MLflow(Logger):
             tags["sweep"] = self._run.group
         began = round(1000 * self._run.began)
         made = client.create_run(experiment, began, tags, run_name=self._run.name)
-        params = (Param(key_of(k), str(v)[:LONGEST]) for k, v in self._run.parameters().items())
-        for some in _batches(params, PARAMS):
-            client.log_batch(made.info.run_id, params=some)
+        params = [Param(key_of(k), str(v)[:LONGEST]) for k, v in self._run.parameters().items()]
+        client.log_batch(made.info.run_id, params=params)  # in as many requests as they need
         return str(made.info.run_id)
 
     def log(self, rows: Sequence[Row]) -> None:
         """Log a metric for each number, with the round as its step."""
         from mlflow.entities import Metric
 
-        metrics = (
+        metrics = [
             Metric(key_of(key), value, round(1000 * self._run.time_of(row)), row["round"])
             for row in rows
             for key, value in grouped(row).items()
-        )
-        for some in _batches(metrics, METRICS):
-            self._client.log_batch(self._id, metrics=some)
+        ]
+        self._client.log_batch(self._id, metrics=metrics)
 
     def finish(self, ended: Ended, result: Row) -> None:
         """Log the result, and set the status of MLflow's run."""
@@ -100,7 +96,7 @@ class MLflow(Logger):
         step = int(result.get("round") or 0)
         metrics = [Metric(key_of(key), value, now, step) for key, value in final(result).items()]
         try:
-            self._client.log_batch(self._id, metrics=metrics[:METRICS])
+            self._client.log_batch(self._id, metrics=metrics)
             self._client.set_tag(self._id, "ended", ended)
         finally:  # else MLflow would show it as running for ever
             self._client.set_terminated(self._id, STATUS[ended], end_time=now)
@@ -109,8 +105,3 @@ class MLflow(Logger):
 def key_of(name: str) -> str:
     """Return the key of a metric or parameter: its name without what MLflow refuses in a name."""
     return REFUSED.sub("_", name[:KEY])
-
-
-def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    while some := list(islice(items, size)):
-        yield some

@@ -19,7 +19,7 @@ from flwr.supercore import log
 from flwr.supercore.run import Run
 
 from edgewire.compression.flower.message_size import size_of
-from edgewire.compression.flower.timed_grid import GridWrapper
+from edgewire.compression.flower.timed_grid import GridWrapper, gathered
 from edgewire.simulation.clock import NEVER
 from edgewire.simulation.grid import SERVER, LocalGrid
 
@@ -167,7 +167,7 @@ class GuestGrid(GridWrapper):
     def _round(self, messages: list[Message], timeout: float) -> list[Message]:
         """Send messages and return their replies. Only for a grid that a single thread uses."""
         copies, ttl = self._copies(messages), messages[0].metadata.ttl
-        replies = self._grid.send_and_receive(copies, timeout=min(timeout, ttl))
+        replies = gathered(self._grid, copies, min(timeout, ttl))
         there = {reply.metadata.reply_to_message_id: reply for reply in replies}
         if ttl <= timeout:
             there = {m.metadata.message_id: _expired(m) for m in copies} | there

@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from selectors import EVENT_READ, DefaultSelector
-from typing import Any, Protocol
+from typing import Any
 
 from flwr.app import Message, RecordDict
 
@@ -29,42 +29,6 @@ THREADED = frozenset({"jax", "tensorflow"})  # they start threads, so a forked c
 BULK = 8  # the most replies for which `get` waits in bulk; with 50, workers became idle
 
 
-class Pool(Protocol):
-    """Takes messages; returns replies in the order in which they are ready."""
-
-    def put(self, message: Message, *, anew: bool = False, due: float = 0.0) -> None:
-        """Queue a message, which must have a unique `message_id`.
-
-        `anew`: drop the node's state first. `due`: a hint. The pool first answers the messages with
-        the lowest `due`.
-        """
-
-    def get(self, in_bulk: bool = False) -> Iterator[Message]:
-        """Wait for at least one reply; yield the replies that are ready.
-
-        `in_bulk`: the pool may wait for some more replies while every worker has enough work.
-        """
-
-    def drain(self) -> Iterator[Message]:
-        """Answer all queued messages; yield the replies that are not fetched yet."""
-
-    def states(self) -> dict[int, RecordDict]:
-        """Return the nodes' states by node. Do not change them.
-
-        All messages must have been answered. Raises `OSError` if memory or disk space for the
-        transfer is missing.
-        """
-
-    def load(self, states: Mapping[int, RecordDict]) -> None:
-        """Load the nodes' states. Call it before the first message."""
-
-    def tend(self) -> None:
-        """Send messages to idle workers and store their replies, without waiting."""
-
-    def close(self) -> None:
-        """End the pool; unfetched replies are lost."""
-
-
 class InProcess:
     """A pool of one host in this process; it answers a message when `get` asks for a reply."""
 
@@ -73,11 +37,15 @@ class InProcess:
         self._queue: deque[tuple[Message, bool]] = deque()
 
     def put(self, message: Message, *, anew: bool = False, due: float = 0.0) -> None:
-        """Queue the message."""
+        """Queue a message, which must have a unique `message_id`.
+
+        `anew`: drop the node's state first. `due`: a hint. `Processes` first answers the messages
+        with the lowest `due`.
+        """
         self._queue.append((message, anew))
 
     def get(self, in_bulk: bool = False) -> Iterator[Message]:
-        """Answer and yield the oldest message."""
+        """Answer the oldest message, and yield the reply."""
         message, anew = self._queue.popleft()
         if anew:
             self._host.forget(message.metadata.dst_node_id)
@@ -91,16 +59,19 @@ class InProcess:
         """Do nothing: this pool has no process to end."""
 
     def drain(self) -> Iterator[Message]:
-        """Answer all queued messages; yield the replies."""
+        """Answer all queued messages; yield the replies that are not fetched yet."""
         while self._queue:
             yield from self.get()
 
     def states(self) -> dict[int, RecordDict]:
-        """Return the nodes' states, not copies of them."""
+        """Return the nodes' states by node; all messages must have been answered.
+
+        They are no copies: do not change them.
+        """
         return self._host.states
 
     def load(self, states: Mapping[int, RecordDict]) -> None:
-        """Load the nodes' states."""
+        """Load the nodes' states. Call it before the first message."""
         self._host.load(states)
 
 
@@ -164,7 +135,10 @@ class Processes:
             yield from self.get()
 
     def states(self) -> dict[int, RecordDict]:
-        """Ask each worker for its nodes' states."""
+        """Ask each worker for its nodes' states.
+
+        Raises `OSError` if memory or disk space for the transfer is missing.
+        """
         found: dict[int, RecordDict] = {}
         for index, worker in enumerate(self._workers):
             try:
@@ -211,7 +185,7 @@ class Processes:
             self._replies.append(message_of(content, metadata))
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers; unfetched replies are lost."""
         for worker in self._workers:
             self._end(worker)
         self._ready.close()
@@ -292,6 +266,9 @@ class Processes:
         worker.process.join()
         for channel in (worker.messages, worker.replies):
             channel.remove()
+
+
+Pool = InProcess | Processes  # it returns replies in the order in which they are ready
 
 
 def _start_method() -> str:

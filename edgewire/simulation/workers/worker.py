@@ -17,6 +17,7 @@ from typing import Any
 from flwr.app import Error, Message, RecordDict
 from flwr.app.metadata import Metadata
 
+from edgewire.compression.flower.records import made_message
 from edgewire.machine.errors import EngineError
 from edgewire.simulation.workers.channel import Channel
 from edgewire.simulation.workers.limits import Limits
@@ -28,19 +29,11 @@ WINDOW = 2  # messages that a worker has at a time: the current one and the next
 
 
 def message_of(content: RecordDict | Error, metadata: Metadata) -> Message:
-    """Return a message with exactly this metadata, as Flower's transports make it.
-
-    This skips the checks of Flower's constructor, which take sixty calls.
-    """
+    """Return a message with exactly this metadata, as Flower's transports make it."""
     metadata.delivered_at = ""  # Flower's constructor sets it too
-    message = Message.__new__(Message)
-    error = isinstance(content, Error)
-    message.__dict__ = {
-        "_metadata": metadata,
-        "_content": None if error else content,
-        "_error": content if error else None,
-    }
-    return message
+    if isinstance(content, Error):
+        return made_message(metadata, None, content)
+    return made_message(metadata, content)
 
 
 def work(

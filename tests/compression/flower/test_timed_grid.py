@@ -126,9 +126,15 @@ class Clock:
         del self.sent[first]
         return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=first))]
 
+    def drop_replies(self, ids):
+        self.sent = {i: message for i, message in self.sent.items() if i not in set(ids)}
+
 
 def messages(count):
-    return [SimpleNamespace(metadata=SimpleNamespace(dst_node_id=node)) for node in range(count)]
+    return [
+        SimpleNamespace(metadata=SimpleNamespace(dst_node_id=node, message_id=str(node)))
+        for node in range(count)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +150,7 @@ def test_a_silent_node_is_not_waited_for(moments, there, until):
     grid = Clock(moments)
     assert len(gathered(grid, messages(4), FOREVER)) == there
     assert grid.now == until
+    assert not grid.sent  # also what was not waited for
 
 
 @given(

@@ -29,7 +29,7 @@ def test_a_written_checkpoint_is_read_back(tmp_path):
 def test_the_last_checkpoint_stays_until_the_next_is_complete(tmp_path, monkeypatch, caplog):
     write(tmp_path, PARTS)
     monkeypatch.setattr("os.fsync", raising(FULL))
-    Checkpoints(str(tmp_path), 1).keep(2, {"a": b"next"}, 0.0)
+    Checkpoints(str(tmp_path), 1).keep(2, lambda: {"a": b"next"})
     assert "No space left" in caplog.text
     assert read(tmp_path) == PARTS
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint_file.FILE]
@@ -66,7 +66,13 @@ def test_checkpoints_are_due_at_intervals_within_their_share_of_time(tmp_path, m
     monkeypatch.setattr(checkpoint_file.time, "perf_counter", lambda: now)
     kept = Checkpoints(str(tmp_path), 10)
     assert [done for done in range(0, 40, 5) if kept.due(done)] == [10, 15, 20, 25, 30, 35]
-    kept.keep(12, PARTS, began=now - 1.0)
+
+    def parts():  # they take a second
+        nonlocal now
+        now += 1.0
+        return PARTS
+
+    kept.keep(12, parts)
     assert not kept.due(19)
     assert not kept.due(25)  # no time has passed since the last checkpoint
     now += 1.0 / checkpoint_file.SHARE - 0.1
@@ -81,13 +87,14 @@ def run(folder, *words, **options):
 
 
 def parts_seen(monkeypatch):
-    """Return a list to which each checkpoint adds the number of rounds done."""
+    """Return a list to which each written checkpoint adds the number of rounds done."""
     found, keep = [], Checkpoints.keep
     monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
 
-    def noting(self, done, parts, began):
-        found.append(done)
-        keep(self, done, parts, began)
+    def noting(self, done, parts):
+        written = keep(self, done, parts)
+        found.extend([done] * written)
+        return written
 
     monkeypatch.setattr(Checkpoints, "keep", noting)
     return found

@@ -32,6 +32,7 @@ AGAIN = 1.0  # seconds until a dead process is started again
 SERVER_PROCESS, RUN = "server", "run"  # names of processes; a node's name is its number
 LAST = (0, 2, 130)  # exit codes after which systemd does not start the run's command again
 BLOCK = 1 << 12  # bytes that a power cut may damage
+FILLER = "filler"  # the file that fills a disk
 
 
 class Supervisor:
@@ -231,7 +232,7 @@ class SoakFaults:
         copy, state = self._field.folder / f"old{node}", self._field.state(node)
         with self._keeper.down(str(node)):
             shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(state, copy)
+            shutil.copytree(state, copy, ignore=shutil.ignore_patterns(FILLER))
         time.sleep(seconds)
         with self._keeper.down(str(node)):
             _empty(state)
@@ -380,7 +381,7 @@ class SoakFaults:
                 opened.write(bytes(BLOCK))
 
     def _full(self, folder: Path, seconds: float) -> None:
-        filler = folder / "filler"
+        filler = folder / FILLER
         with suppress(OSError), filler.open("wb") as file:
             while True:
                 file.write(bytes(BLOCK))

@@ -21,6 +21,7 @@ from edgewire.compression.flower.server.acks import (
     AckTrackerState,
     Pending,
 )
+from edgewire.compression.flower.server.session import forget_nodes
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from tests.compression.flower.apps import ask, moving, record_of
@@ -175,7 +176,8 @@ def test_the_indices_of_the_newest_updates_are_stored_up_to_the_limit(calls):
             assert {n: len(each) for n, each in state.indices.items()} == expected
             assert tracker.last_applied(node) == sequence
             if leaves:
-                tracker.forget([node])
+                forget_nodes({node}, state)
+                tracker.nodes_left()
                 expected.pop(node, None)
                 assert tracker.last_applied(node) == 0
             if sequence % 3 == 0:

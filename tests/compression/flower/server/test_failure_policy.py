@@ -11,6 +11,7 @@ from edgewire.compression.flower.server.failure_policy import (
     FailurePolicy,
     FailurePolicyState,
 )
+from edgewire.compression.flower.server.session import forget_nodes
 
 EVERY = [1, 2, 3]
 
@@ -102,5 +103,5 @@ def test_nothing_is_stored_for_absent_nodes(traffic):
     policy = FailurePolicy(traffic, state=state)
     policy.leave_out(1, "x")
     policy.failed(1, EVERY, "of every node", "x")
-    policy.forget([1, 2])
+    forget_nodes({1, 2}, state)
     assert state == FailurePolicyState()

@@ -16,11 +16,11 @@ from edgewire.compression.flower.native_tensors import (
 )
 from edgewire.compression.flower.records import STYPE, payload_records
 from edgewire.compression.flower.server import session as server_session
+from edgewire.compression.flower.server.delta_sync import ModelUpdate
 from edgewire.compression.flower.server.inbox import Inbox
 from edgewire.compression.flower.server.norm_screen import Screens
 from edgewire.compression.flower.server.session import InitialModel, ServerSession
 from edgewire.compression.flower.server.statistics_screen import StatisticsSplit
-from edgewire.compression.flower.server.version_tracker import ModelUpdate
 from edgewire.compression.flower.traffic import NO_STREAMS
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec

@@ -16,7 +16,8 @@ from edgewire.compression.decoder import decode, decode_update
 from edgewire.compression.flower.node.state import checksum
 from edgewire.compression.flower.records import STYPE
 from edgewire.compression.flower.replica import MODEL, VERSION, Replica
-from edgewire.compression.flower.server.version_tracker import UNHEARD, ModelUpdate, VersionTracker
+from edgewire.compression.flower.server.delta_sync import UNHEARD, ModelUpdate
+from edgewire.compression.flower.server.version_tracker import VersionTracker
 from edgewire.compression.layout import Layout
 from edgewire.task.optimizers import SGD, Adam, Momentum
 from tests.compression.flower.stepping import SteppingServer, rate

@@ -13,10 +13,12 @@ from flwr.app import Message, RecordDict
 from flwr.proto.fab_pb2 import GetFabResponse
 
 from edgewire.protocol.choose_grid import bundled
+from papers.benchmarks.devices.fleet import case_soak
 from papers.benchmarks.devices.fleet.__main__ import main
 from papers.benchmarks.devices.fleet.case_alerts import FAULTS, RULES, with_fault
 from papers.benchmarks.devices.fleet.light_nodes import all_online, write_registered
 from papers.benchmarks.devices.fleet.probed_server import most, probe
+from papers.benchmarks.devices.fleet.soak_faults import SoakFaults
 from tests.deploy.served import Server
 
 APP = b"an app" * 10000
@@ -84,3 +86,14 @@ def test_every_alert_has_a_fault():
     rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
     expected = set().union(*(alerts for _, _, alerts in FAULTS.values()))
     assert {each["alert"] for each in rules} == expected
+
+
+@pytest.mark.system
+def test_a_run_survives_random_faults(tmp_path):
+    kinds = ",".join(kind for kind in SoakFaults.kinds() if not kind.endswith("_is_full"))
+    words = ["--minutes", "0.4", "--rounds", "40", "--nodes", "2", "--most", "240"]
+    words += ["--pause", "4", "--longest", "5", "--seed", "1", "--kinds", kinds]
+    found = case_soak.measured([*words, "--keep", str(tmp_path / "soak")])
+    assert found["faults"] > 4
+    assert found["rounds"] == 40 * found["runs"]
+    assert found["open"] == []
