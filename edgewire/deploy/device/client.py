@@ -205,7 +205,7 @@ def says_bundled(response: httpx.Response) -> bool:
 
     The calls must use the compact format of this node (`compact_bundle.FORM`).
     """
-    return response.headers.get(COMPACT) == str(compact_bundle.FORM)
+    return bool(response.headers.get(COMPACT) == str(compact_bundle.FORM))
 
 
 def _said(response: httpx.Response) -> tuple[int | None, str]:
