@@ -20,9 +20,9 @@ from edgewire.compression.make import make_codec
 from edgewire.conf.check import build, check_target, parameters_of
 from edgewire.conf.schema import Config, ConfigError, DatasetConfig
 from edgewire.conf.trust import NodeGrants
-from edgewire.task.datasets import Data, Split, load_data, load_folder
-from edgewire.task.datasets.data import expect_finite_targets, expect_usable, holdout
-from edgewire.task.datasets.folder import DEFAULT_SIZE, PHOTOS, without_photos
+from edgewire.task.datasets import Data, Split
+from edgewire.task.datasets.data import expect_finite_targets, holdout, usable
+from edgewire.task.datasets.folder import without_photos
 from edgewire.task.errors import MissingOption, NoData, TaskError, described, listed
 from edgewire.task.finetuning import freeze_others, hold_frozen, in_dtype, load_tensors, tensors_in
 from edgewire.task.local import LocalAlgorithm
@@ -71,7 +71,7 @@ def server_data_of(config: Config) -> Data:
     d = config.dataset
     if _is_given(d.root):
         return data_of(config)
-    photos = not d.own and d.name == "imagefolder"
+    photos = d.own["_target_"] == "edgewire.task.datasets.folder.imagefolder"
     try:
         return data_of(config)
     except NoData:
@@ -113,21 +113,24 @@ def _shared(options: str) -> Data:
 
 def _read(d: DatasetConfig, folder: str | None) -> Data:
     """Return a data set, or a device's own data from its `folder`, as the source gives them."""
-    if d.own:
-        return _of_target(d, _arguments(d, folder))
-    if folder is None:
-        classes = tuple(d.classes) if d.classes else None
-        return load_data(d.name, root=d.root, download=d.download, size=d.size, classes=classes)
-    if d.name != "imagefolder":
-        raise ConfigError(_without_root(d.name))
-    # Without the list, two nodes with different class folders would number the classes differently.
-    if not d.classes:
-        raise ConfigError(
-            "a device's own folder needs the names of all the run's classes, as in "
-            "dataset.classes=[cat,dog]"
-        )
-    split = load_folder(folder, d.classes, size=d.size or DEFAULT_SIZE)
-    return Data(split, split, PHOTOS, len(set(d.classes)))
+    given = _arguments(d, folder)
+    target = check_target("dataset", d.own)
+    try:
+        data: Data = target.made(**given)
+    except MissingOption as error:
+        raise ConfigError(str(error)) from error
+    except (TaskError, ConfigError):
+        raise
+    except FileNotFoundError as error:
+        # A source that reads `root` finds no data there; any other source lacks a file of its own.
+        kind = NoData if "root" in parameters_of(target.make)[0] else TaskError
+        raise kind(f"dataset: {described(error)}") from error
+    except Exception as error:  # no `ConfigError`, which a node tells the server: it may name files
+        raise TaskError(f"dataset: {described(error)}") from error
+    found = usable(d.name, data, None if "size" in given else d.size)
+    if d.size and "size" not in given and not isinstance(found.transform, ImageTransform):
+        raise ConfigError(f"dataset.size is not an option of {d.own['_target_']}: it has no images")
+    return found
 
 
 def table_options(config: Config, folder: str | None = None) -> dict[str, Any]:
@@ -142,23 +145,22 @@ def table_options(config: Config, folder: str | None = None) -> dict[str, Any]:
     return {**own, **_arguments(d, folder)}
 
 
-def _without_root(name: str) -> str:
-    return (
-        f"a device's own data need a dataset= that reads them, such as csv or imagefolder, or a "
-        f"function with a parameter root: {name} does not"
-    )
-
-
 def _arguments(d: DatasetConfig, folder: str | None) -> dict[str, Any]:
     """Return the arguments of a source's function that are not among its own keys.
 
     These are the options that every data set has, such as `root`, if they are given. A device's own
     data are the `folder` as root, and `on_device=True` if the function has this parameter. Raises
-    `ConfigError` for an option that the function does not have.
+    `ConfigError` for an option that the function does not have; `size` scales images of any.
     """
-    parameters, takes_any, _ = parameters_of(check_target("dataset", d.own).make)
-    if folder is not None and "root" not in parameters:
-        raise ConfigError(_without_root(d.own["_target_"]))
+    name = d.own.get("_target_", d.name)  # a model's file may lack the function
+    made = check_target("dataset", d.own).make if d.own else lambda: None
+    parameters, takes_any, _ = parameters_of(made)
+    reads = {"root", "on_device"} if name.startswith("edgewire.") else {"root"}
+    if folder is not None and not reads <= parameters.keys():
+        raise ConfigError(
+            "a device's own data need a dataset= that reads them, such as csv or imagefolder, or a "
+            f"function with a parameter root: {name} does not"
+        )
     given: dict[str, Any] = {}
     for key, default in (("root", None), ("download", False), ("size", None), ("classes", None)):
         value = getattr(d, key)
@@ -166,35 +168,16 @@ def _arguments(d: DatasetConfig, folder: str | None) -> dict[str, Any]:
             continue
         if key in parameters or (takes_any and key != "root"):
             given[key] = str(Path(value).expanduser()) if key == "root" else value
-        elif key != "root" or _is_given(value):
-            raise ConfigError(f"dataset.{key} is not an option of {d.own['_target_']}")
+        elif key not in ("root", "size") or (key == "root" and _is_given(value)):
+            raise ConfigError(f"dataset.{key} is not an option of {name}")
     if folder is not None:
         given["root"] = folder
         if "on_device" in parameters:
             given["on_device"] = True
     required = "root" in parameters and parameters["root"].default is inspect.Parameter.empty
     if required and "root" not in given:
-        raise NoData(f"{d.own['_target_']} needs a file or folder: give dataset.root=PATH")
+        raise NoData(f"{name} needs a file or folder: give dataset.root=PATH")
     return given
-
-
-def _of_target(d: DatasetConfig, given: dict[str, Any]) -> Data:
-    """Return the data of a source's function; `given`: the arguments beside its own ones."""
-    target = check_target("dataset", d.own)
-    try:
-        data: Data = target.made(**given)
-    except MissingOption as error:
-        raise ConfigError(str(error)) from error
-    except (TaskError, ConfigError):
-        raise
-    except FileNotFoundError as error:
-        # A source that reads `root` finds no data there; any other source lacks a file of its own.
-        kind = NoData if "root" in parameters_of(target.make)[0] else TaskError
-        raise kind(f"dataset: {described(error)}") from error
-    except Exception as error:  # no `ConfigError`, which a node tells the server: it may name files
-        raise TaskError(f"dataset: {described(error)}") from error
-    expect_usable(d.name, data)
-    return data
 
 
 def device_of(config: Config) -> torch.device:

@@ -98,6 +98,8 @@ def _own(key: str, node: Any, kind: type[Any]) -> Any:
     expect_keys(f"{key}.", [*given, *({} if target else others)], names, needed, more)
     if target is not None and not isinstance(target, str):
         raise ConfigError(f"{key}._target_ must be the dotted name of a function or class")
+    if key == "dataset" and given["name"]:
+        raise ConfigError("dataset.name= chooses nothing: give dataset=NAME, or dataset._target_=")
     if target:
         given["name"] = target.rpartition(".")[2]
     if key in OWN and not given["name"]:

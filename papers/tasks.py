@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.datasets import make_classification, make_friedman1, make_hastie_10_2
 
-from edgewire.task.datasets.data import Data, Request
+from edgewire.task.datasets.data import Data
 from edgewire.task.datasets.folder import imagefolder
 from edgewire.task.datasets.mnist import fashion_mnist, mnist
 from edgewire.task.datasets.synthetic import divided
@@ -23,7 +23,7 @@ PICTURES = {"fashion_mnist": fashion_mnist, "mnist": mnist}
 
 def pictures(source: str, root: str | None = None, samples: int = 12000) -> Data:
     """Return the first `samples` training pictures of a data set, and its test pictures."""
-    data = PICTURES[source](Request(root=root, download=False, size=None))
+    data = PICTURES[source](root)
     return Data(data.train.taken(torch.arange(samples)), data.test, data.transform, data.classes)
 
 
@@ -32,7 +32,7 @@ def photos(root: str = "data/CIFAR10", samples: int = 12500) -> Data:
 
     `root`: it has the folders train and test, as a copy of CIFAR-10 with a file for each picture.
     """
-    data = imagefolder(Request(root=root, download=False, size=None))
+    data = imagefolder(root)
     every = torch.arange(0, len(data.train), max(1, len(data.train) // samples))
     return replace(data, train=data.train.taken(every))
 

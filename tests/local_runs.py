@@ -47,7 +47,7 @@ def build_otherwise_at_nodes(monkeypatch, name, change):
 
     So their constants differ from the server's, as those of another processor may.
     """
-    build, made = MODELS.members[name], []
+    build, made = MODELS[name], []
 
     def changed(*shape):
         module = build(*shape)
@@ -57,7 +57,7 @@ def build_otherwise_at_nodes(monkeypatch, name, change):
     def trainer_for(config, folder):
         if not made:
             with monkeypatch.context() as patch:
-                patch.setitem(MODELS.members, name, changed)
+                patch.setitem(MODELS, name, changed)
                 made.append(Trainer(config, folder))
         return made[0]
 

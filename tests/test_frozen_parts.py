@@ -34,7 +34,7 @@ class Named(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _named(monkeypatch):
-    monkeypatch.setitem(MODELS.members, "named", Named)
+    monkeypatch.setitem(MODELS, "named", Named)
 
 
 def bytes_of(row, side):
@@ -109,7 +109,7 @@ class Normed(nn.Module):
 
 def normed_run(folder, monkeypatch, *words):
     """Return which tensors a run has changed, and the history's last row."""
-    monkeypatch.setitem(MODELS.members, "named", Normed)
+    monkeypatch.setitem(MODELS, "named", Normed)
     _, history = ran(folder, "algorithm=fedavg", *words)
     after = load_file(folder / "model.safetensors")
     before = Trainer(configured("model=mlp", "model.name=named", *WORDS, *words)).flat.module

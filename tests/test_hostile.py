@@ -151,7 +151,8 @@ COUNTING = ["model=mlp", "model.name=zoo_cumulative"]
 )  # fmt: skip
 def test_false_counters_fail_no_honest_node(words, attack, tmp_path, monkeypatch):
     """A false counter makes no honest node fail, although PyTorch divides by the counter."""
-    monkeypatch.setattr(MODELS, "members", {**MODELS.members, **makers()})
+    for name, make in makers().items():
+        monkeypatch.setitem(MODELS, name, make)
     honest, _ = trained(tmp_path / "honest", *COUNTING, *words)
     words = [*COUNTING, *words]
     result, weights = trained(tmp_path, *words, client_app=app_with(STATISTICS[attack]))

@@ -2,6 +2,7 @@
 
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,7 @@ from edgewire.compression.flower.headers import TrainConfig
 from edgewire.conf.build import data_of, model_of, objective_of, server_data_of
 from edgewire.conf.schema import ConfigError
 from edgewire.task.datasets import Data, Split
-from edgewire.task.datasets.data import expect_finite_targets, expect_usable
+from edgewire.task.datasets.data import expect_finite_targets, usable
 from edgewire.task.errors import TaskError
 from edgewire.task.steps import evaluate
 from tests.local_runs import local_run
@@ -338,6 +339,19 @@ def test_what_devices_must_share_is_told_to_the_server_and_no_more(tmp_path):
         data_of(configured(*words, "dataset.std=[1]"), str(tmp_path))
 
 
+def test_a_devices_images_are_scaled_and_it_needs_none_to_test_on(tmp_path):
+    images = np.zeros((6, 8, 8), np.uint8)
+    np.savez(tmp_path / "train.npz", x=images, y=np.array([0, 1] * 3))
+    words = ["dataset=npz", "dataset.images=true", "dataset.classes=[0,1]", "dataset.size=4"]
+    data = data_of(configured(*words), str(tmp_path))
+    assert (data.train.inputs.shape, len(data.test)) == ((6, 1, 4, 4), 0)
+
+
+def test_a_name_chooses_no_data_set():
+    with pytest.raises(ConfigError, match="give dataset=NAME"):
+        configured("dataset.name=mnist")
+
+
 @pytest.mark.parametrize(
     "word", ["dataset.size=8", "dataset.classes=[a,b]", "dataset.download=true"]
 )
@@ -358,12 +372,12 @@ def test_an_option_that_a_function_lacks_is_not_ignored(word, own_files):
 )
 def test_inputs_that_cannot_be_batched_are_named_before_the_run(inputs, said):
     with pytest.raises(TaskError, match=f"train.inputs {said}"):
-        expect_usable("mine", Data(Split(inputs, torch.zeros(9)), Split(torch.zeros(1, 9))))
+        usable("mine", Data(Split(inputs, torch.zeros(9)), Split(torch.zeros(1, 9))))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
-    ("part", "check"), [("inputs", expect_usable), ("targets", expect_finite_targets)]
+    ("part", "check"), [("inputs", usable), ("targets", expect_finite_targets)]
 )
 def test_a_value_that_is_not_finite_is_named_before_the_run(value, part, check):
     tensors = {"inputs": torch.zeros(9, 3), "targets": torch.zeros(9)}
@@ -372,4 +386,4 @@ def test_a_value_that_is_not_finite_is_named_before_the_run(value, part, check):
     for data in (Data(good, Split(**tensors)), Data(good, Split(**tensors), transform=torch.neg)):
         with pytest.raises(TaskError, match=f"test.{part} have NaN or infinity in row 5"):
             check("mine", data)
-    expect_usable("mine", Data(good, Split(**tensors), transform=lambda x: x.nan_to_num()))
+    usable("mine", Data(good, Split(**tensors), transform=lambda x: x.nan_to_num()))

@@ -50,7 +50,7 @@ def of(name):
 def registered(monkeypatch):
     """Register the zoo's models in the same way as the models of `edgewire/task/models`."""
     for name, make in makers().items():
-        monkeypatch.setitem(MODELS.members, name, make)
+        monkeypatch.setitem(MODELS, name, make)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_cut_models_keep_all_of_their_state(algorithm, start, tmp_path):
     words += ["lr=0.001", "batch_size=32", "eval_every=3"]
     assert start(*words) == start(*words, workers=3)
     saved = load_file(tmp_path / "1" / "model.safetensors")
-    MODELS.get("zoo_row")(1, 8, 10).load_state_dict(saved, strict=True)
+    MODELS["zoo_row"](1, 8, 10).load_state_dict(saved, strict=True)
     counts = [tensor for name, tensor in saved.items() if name.endswith("count")]
     assert [int(count) for count in counts] == [6, 6]
     assert saved["2.num_batches_tracked"] == 6
@@ -156,7 +156,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_state_that_cannot_be_sent_gives_one_line_before_the_run(name, cli, monkeypatch, tmp_path):
     build, said = REFUSED[name]
-    monkeypatch.setitem(MODELS.members, "zoo_odd", lambda *shape: build())
+    monkeypatch.setitem(MODELS, "zoo_odd", lambda *shape: build())
     words = [*of("zoo_odd"), "rounds=1", "engine.workers=1", f"hydra.run.dir={tmp_path}"]
     code, printed = cli(*words)
     assert code == 2

@@ -20,7 +20,6 @@ from edgewire.pipeline.costs import Cost, balanced, costs_of
 from edgewire.pipeline.gradient_predictor import LOSS, GradientModules, ModuleForm
 from edgewire.pipeline.layers import Part, check_cuts, layers_of, parts_of, segment_of
 from edgewire.pipeline.messages import (
-    GRADIENTS,
     SnapshotForm,
     TargetTensor,
     expect_tensors,
@@ -79,19 +78,6 @@ class Plan:
         if task.phase == "train":
             share += cost.module
         return share * task.batches / micros
-
-    def plain(self, task: Task, samples: int) -> Mapping[str, list[tuple[tuple[int, ...], str]]]:
-        """Return, by name, shapes and dtypes of the uncompressed tensors in a task's messages."""
-        part, many = self.parts[task.segment], task.batches
-        shapes = {
-            "input": part.input,
-            "output": part.output,
-            "gradients": part.input,  # in the reply of the part's node
-            GRADIENTS: part.output,  # in the message to the part's node
-        }
-        found = {name: [((samples, *shape), "float32")] * many for name, shape in shapes.items()}
-        targets = [((samples, *each.shape), each.dtype) for each in self.targets]
-        return {**found, "labels": targets * many}
 
     def asked(self, task: Task) -> list[str]:
         """Return the names of the payloads for other segments that a task's reply must hold."""

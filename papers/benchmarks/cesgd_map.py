@@ -29,11 +29,11 @@ from torch import nn
 from edgewire.compression.base import Rng, SparsifyContext
 from edgewire.compression.layout import Layout
 from edgewire.compression.registry import get
-from edgewire.task.datasets import load_data
 from edgewire.task.flat_model import FlatModel
 from edgewire.task.models import build_model
 from edgewire.task.process import configure_process
 from edgewire.task.tensors import only
+from papers.benchmarks.updates import data_named
 
 WORKERS, BATCH, LR = 4, 64, 0.008
 SKIPPED = 100  # steps at the start, in which the map still fills
@@ -65,7 +65,7 @@ def correlation(weights: Vector, gradient: Vector, layout: Layout) -> float:
 
 def measure(rule: str, dataset: str, root: str | None, steps: int, seed: int) -> dict[str, float]:
     """Return the means of `entries`, `square`, `correlation` and `fell` of a rule's training."""
-    data = load_data(dataset, root=root, size=28)
+    data = data_named(dataset, root, 28)
     labels, images = only(data.train.targets), only(data.train.inputs)
     flat = FlatModel(build_model("lenet5", channels=1, size=28, classes=10, seed=seed))
     layout = Layout(tuple(flat.names), tuple(flat.shapes), ("float32",) * len(flat.names))

@@ -25,11 +25,11 @@ from torch import nn
 from edgewire.compression.codec import Codec
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
-from edgewire.task.datasets import load_data
 from edgewire.task.flat_model import FlatModel
 from edgewire.task.models import build_model
 from edgewire.task.process import configure_process
 from edgewire.task.tensors import only
+from papers.benchmarks.updates import data_named
 
 PRESET: dict[str, Any] = {"sparsifier": "cesgd", "feedback": True}
 METHODS: dict[str, dict[str, Any]] = {
@@ -84,7 +84,7 @@ class Part:
 
 def measure(model: str, classes: int, methods: list[str], steps: int) -> dict[str, Any]:
     """Return for each method the MB of a message (convolutions, others, both) and encoding time."""
-    data = load_data("digits", size=32)
+    data = data_named("digits", None, 32)
     labels = only(data.train.targets)
     images = only(data.prepared(data.train.inputs)).expand(-1, 3, -1, -1)
     flat = FlatModel(build_model(model, channels=3, size=32, classes=classes, seed=0))

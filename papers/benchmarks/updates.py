@@ -8,7 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from edgewire.compression.layout import Layout
-from edgewire.task.datasets import load_data
+from edgewire.conf.build import data_of
+from edgewire.conf.load import compose_config, to_config
+from edgewire.task.datasets import Data
 from edgewire.task.flat_model import FlatModel
 from edgewire.task.models import build_model
 from edgewire.task.steps import batches
@@ -31,15 +33,21 @@ class Updates(NamedTuple):
     delta: Vector
 
 
+def data_named(name: str, root: str | None, side: int) -> Data:
+    """Return the data set `dataset=NAME` of a folder, with images of `side` x `side` pixels."""
+    words = [f"dataset={name}", f"dataset.size={side}", *[f"dataset.root='{root}'"] * bool(root)]
+    return data_of(to_config(compose_config(words)))
+
+
 def train(model: str, dataset: str = "digits", root: str | None = None) -> Updates:
     """Train a model (SGD, momentum 0.9) and return two updates from the middle of the training.
 
     The updates are not from the first steps, whose change of the model is nearly Gaussian and less
     compressible than later changes. `dataset` and `root` are as in
-    `edgewire.task.datasets.load_data`. Images are resized to the size that the model needs.
+    `data_named`. Images are resized to the size that the model needs.
     """
     side, lr, batch, before, steps = MODELS[model]
-    data = load_data(dataset, root=root, size=side)
+    data = data_named(dataset, root, side)
     most = (before + steps) * batch
     labels = only(data.train.targets)[:most]
     images = only(data.prepared(only(data.train.inputs)[:most]))

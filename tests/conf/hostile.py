@@ -28,7 +28,7 @@ NAMES = [
     # objects that modules of the project or of libraries have imported, or that are for others
     *("edgewire.task.datasets.os.system", "edgewire.task.datasets.folder.Path.rmdir"),
     *("edgewire.task.process.ctypes.CDLL", "edgewire.task.partition.copy"),
-    *("edgewire.task.datasets.load_folder", "edgewire.task.registry.Registry"),
+    *("edgewire.task.datasets.folder.load_folder", "edgewire.task.models.parts.register"),
     *("edgewire.conf.load.compose_config", "edgewire.conf.trust.mark_as_local"),
     *("edgewire.conf.check.build", "edgewire.command.job.run", "edgewire.strategy.app.main"),
     *("edgewire.simulation.local.run_local", "edgewire.engines.ray.run_on_ray"),

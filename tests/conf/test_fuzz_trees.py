@@ -35,7 +35,7 @@ PIECES = (
 )
 STARTS = ("$", "${", "\\$", "${oc.env:", "${oc", "$\\")  # of a text that another text completes
 ENDS = ("{oc.env:SECRET}", "{oc.select:lr}", "{device}", "oc.env:SECRET}", "SECRET}", ".env:lr}")
-ONES = ("device", "partition.text", "model.name", "dataset.name", "strategy.weighted_by_key")
+ONES = ("device", "partition.text", "model.name", "strategy.weighted_by_key")
 LISTS = ("dataset.classes", "compression.exact", "gradients.exact", "trainable")
 ANY = ("partition.a", "partition.b", "engine.a", "engine.b")  # they take any value while loading
 TREES = 10  # trees in a submission

@@ -1,9 +1,22 @@
-"""Helpers for tests of data sets: small MNIST files, and the text of an error."""
+"""Helpers for tests of data sets: their functions, small MNIST files, the text of an error."""
 
 import gzip
 import struct
+from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
+from omegaconf import OmegaConf
+
+from edgewire.task.datasets.data import usable
+
+CONF = Path(__file__).parents[2] / "conf" / "dataset"
+
+
+def load_data(name, size=None, **options):
+    """Return the data set `dataset=NAME`, as a run reads it."""
+    target = OmegaConf.load(CONF / f"{name}.yaml")._target_
+    return usable(name, resolve_name(target)(**options), size)
 
 
 def idx(array):

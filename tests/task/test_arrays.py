@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from edgewire.task.datasets.arrays import npz
-from edgewire.task.datasets.data import expect_usable
+from edgewire.task.datasets.data import usable
 from edgewire.task.errors import MissingOption, NoData, TaskError
 from edgewire.task.transforms import ImageTransform
 
@@ -55,7 +55,7 @@ def test_arrays_have_names_and_are_mapped(kind, tmp_path):
     assert torch.equal(data.train.inputs, torch.from_numpy(X))
     assert data.train.targets.tolist() == Y.tolist()
     assert torch.equal(data.test.inputs, torch.from_numpy(X[:4] + 1 if tested else X[:0]))
-    expect_usable("mine", data)
+    usable("mine", data)
     if sys.platform == "linux" and file.suffix == ".npy":
         assert is_mapped(data.train.inputs, file)
         assert is_mapped(npz(root, on_device=True).train.inputs, file)
@@ -118,7 +118,7 @@ def test_images(shape, tmp_path):
     images = np.arange(np.prod(shape), dtype=np.uint32).reshape(shape).astype(np.uint8)
     np.savez(tmp_path / "t.npz", x=images, y=Y)
     data = npz(str(tmp_path / "t.npz"), images=True, classes=["0", "1", "2"])
-    expect_usable("mine", data)
+    usable("mine", data)
     assert isinstance(data.transform, ImageTransform)
     assert data.image_shape == (1 if len(shape) == 3 else 3, 8, 8)
     if shape[-1] == 3:
@@ -160,7 +160,7 @@ def test_a_wrong_file_is_one_line(case, tmp_path):
     options, changed, line = WRONG[case]
     np.savez(tmp_path / "t.npz", **{"x": X, "y": Y, **changed})
     with pytest.raises(TaskError, match=line) as caught:
-        expect_usable("mine", npz(str(tmp_path / "t.npz"), **options))
+        usable("mine", npz(str(tmp_path / "t.npz"), **options))
     assert "\n" not in str(caught.value)
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgewire.task.datasets import Data, Split, load_data
-from edgewire.task.datasets.data import DATASETS, expect_usable
+from edgewire.task.datasets import Data, Split
+from edgewire.task.datasets.data import usable
 from edgewire.task.errors import TaskError
 from edgewire.task.transforms import ImageTransform
 
@@ -67,29 +67,17 @@ BAD = {
 }
 
 
-@pytest.fixture
-def registered(monkeypatch):
-    """Return a function that makes `load_data("mine")` return its argument."""
-
-    def register(data):
-        DATASETS.names()
-        monkeypatch.setitem(DATASETS.members, "mine", lambda request: data)
-
-    return register
-
-
 @pytest.mark.parametrize("size", [None, 16])
 @pytest.mark.parametrize("case", BAD)
-def test_invalid_data_is_refused_in_one_line(registered, case, size):
+def test_invalid_data_is_refused_in_one_line(case, size):
     data, part = BAD[case]
-    registered(data)
     if size and case == "channels last":
         part = "8 x 16 x 16, those to test on 3 x 16 x 16"
     if size and case in ("not square", "two sizes"):
-        assert load_data("mine", size=size).train.inputs.shape[-2:] == (size, size)
+        assert usable("mine", data, size).train.inputs.shape[-2:] == (size, size)
         return
     with pytest.raises(TaskError) as error:
-        load_data("mine", size=size)
+        usable("mine", data, size)
     assert part in str(error.value)
     assert str(error.value).startswith("mine")
     assert "\n" not in str(error.value)
@@ -98,7 +86,7 @@ def test_invalid_data_is_refused_in_one_line(registered, case, size):
 def test_an_invalid_test_set_is_refused_too():
     bad = replace(DATA, test=Split(GOOD.inputs / 255, GOOD.targets))
     with pytest.raises(TaskError, match=r"^mine: test\.inputs are float32"):
-        expect_usable("mine", bad)
+        usable("mine", bad)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,9 @@ import torch
 from omegaconf import OmegaConf
 
 import edgewire.task.datasets.digits as digits_module
-from edgewire.task.datasets import load_data
 from edgewire.task.errors import TaskError
-from tests.task.data import one_line, write_mnist
+from tests.task.data import CONF, load_data, one_line, write_mnist
 
-CONF = Path(__file__).parents[2] / "conf" / "dataset"
 pytestmark = pytest.mark.usefixtures("empty_place")
 
 
@@ -46,14 +44,6 @@ def write_cifar(root, reader, monkeypatch):
     meta["md5"] = store(meta["filename"], {meta["key"]: [str(i) for i in range(10)]})
     monkeypatch.setattr(reader, "meta", meta)
     return batches
-
-
-def test_choices_of_image_sets_differ_in_their_name_only():
-    for path in CONF.glob("*.yaml"):
-        content = OmegaConf.to_container(OmegaConf.load(path))
-        if {"_target_", "defaults"} & {*content}:
-            continue
-        assert content in ({"name": path.stem}, {"name": path.stem, "root": None})
 
 
 def test_choices_of_other_sources_show_the_defaults_of_their_functions():
@@ -217,9 +207,3 @@ def test_size_resizes_every_image(tmp_path):
     )
     assert (data.test.inputs.float() - expected).abs().max() <= 1
     assert torch.equal(data.test.targets, plain.test.targets)
-
-
-@pytest.mark.parametrize("size", [0, -3])
-def test_wrong_size(size):
-    with pytest.raises(TaskError, match=r"dataset\.size"):
-        load_data("digits", size=size)

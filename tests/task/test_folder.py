@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from edgewire.task.datasets import load_data, load_folder
+from edgewire.task.datasets.folder import imagefolder, load_folder
 from edgewire.task.errors import NoData, TaskError
 from tests.task.data import one_line
 
@@ -23,13 +23,13 @@ def photos(folder, classes=("cat", "dog"), count=10, suffix="png"):
 
 def test_class_folders_become_a_fixed_80_20_split(tmp_path):
     photos(tmp_path)
-    data = load_data("imagefolder", root=str(tmp_path))
+    data = imagefolder(str(tmp_path))
     assert data.train.inputs.shape == (16, 3, 32, 32)
     assert data.test.inputs.shape == (4, 3, 32, 32)
     assert torch.bincount(data.test.targets).tolist() == [2, 2]
     assert data.class_names == ("cat", "dog")
     assert (data.classes, data.transform.mean, data.transform.std) == (2, (0.5,) * 3, (0.25,) * 3)
-    again = load_data("imagefolder", root=str(tmp_path))
+    again = imagefolder(str(tmp_path))
     assert torch.equal(data.test.inputs, again.test.inputs)
     # Each photo has its own colour: no photo is in both parts, and no photo is lost.
     colours = torch.cat([data.train.inputs, data.test.inputs])[:, :, 0, 0].tolist()
@@ -39,7 +39,7 @@ def test_class_folders_become_a_fixed_80_20_split(tmp_path):
 def test_train_and_test_folders_are_used_unchanged(tmp_path):
     photos(tmp_path / "train", count=3)
     photos(tmp_path / "test", classes=("dog",), count=2)
-    data = load_data("imagefolder", root=str(tmp_path), size=8)
+    data = imagefolder(str(tmp_path), size=8)
     assert data.train.inputs.shape == (6, 3, 8, 8)
     assert data.train.targets.tolist() == [0, 0, 0, 1, 1, 1]
     assert data.test.targets.tolist() == [1, 1]  # dog keeps its id 1, although cat has no photo
@@ -52,11 +52,11 @@ def test_the_name_of_a_class_is_no_path(tmp_path):
     (tmp_path / "other").mkdir()
     for name in ("../other", "../nowhere", str(tmp_path / "other")):
         with pytest.raises(NoData):
-            load_data("imagefolder", root=str(tmp_path / "data"), classes=(name, "cat"))
+            imagefolder(str(tmp_path / "data"), classes=(name, "cat"))
     photos(tmp_path / "data", classes=("cat",))
     for name in ("../other", "../nowhere"):
         with pytest.raises(TaskError, match=r"no image in \.\./\w+/"):
-            load_data("imagefolder", root=str(tmp_path / "data"), classes=(name, "cat"))
+            imagefolder(str(tmp_path / "data"), classes=(name, "cat"))
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ def test_a_photo_of_a_turned_camera_is_turned_upright(tmp_path):
 def test_classes_can_be_named(tmp_path):
     photos(tmp_path, classes=("cat", "dog", "owl"))
     with pytest.raises(TaskError, match="owl is no known class"):
-        load_data("imagefolder", root=str(tmp_path), classes=["dog", "cat"])
+        imagefolder(str(tmp_path), classes=["dog", "cat"])
     with pytest.raises(TaskError, match="no image in yak/"):
-        load_data("imagefolder", root=str(tmp_path), classes=["dog", "cat", "owl", "yak"])
+        imagefolder(str(tmp_path), classes=["dog", "cat", "owl", "yak"])
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)  # of a download that failed
-    data = load_data("imagefolder", root=str(tmp_path), classes=["owl", "dog", "cat"])
+    data = imagefolder(str(tmp_path), classes=["owl", "dog", "cat"])
     assert data.class_names == ("cat", "dog", "owl")
 
 
@@ -150,7 +150,7 @@ def test_a_broken_image_is_named(tmp_path, content, suffix):
         content = whole[:8] + bytes(255 - b for b in whole[8:40]) + whole[40:]
     path.write_bytes(content)
     with pytest.raises(TaskError) as error:
-        load_data("imagefolder", root=str(tmp_path))
+        imagefolder(str(tmp_path))
     assert one_line(error).startswith(f"{path} cannot be read as a photo (")
 
 
@@ -159,7 +159,7 @@ def test_all_broken_images_are_named(tmp_path):
     for number in range(7):
         (tmp_path / "dog" / f"0{number}.png").write_bytes(b"x")
     with pytest.raises(TaskError) as error:
-        load_data("imagefolder", root=str(tmp_path))
+        imagefolder(str(tmp_path))
     end = "by a .jpg or .png; the same for 01.png, 02.png, 03.png, 04.png and 2 more"
     assert one_line(error).endswith(end)
 
@@ -196,14 +196,14 @@ def cases(tmp_path):
 def test_unusable_folders_are_refused(tmp_path, root, says):
     cases(tmp_path)
     with pytest.raises(TaskError, match=says) as error:
-        load_data("imagefolder", root=str(tmp_path / root))
+        imagefolder(str(tmp_path / root))
     assert str(tmp_path / root) in one_line(error)
 
 
 def test_a_class_without_a_test_image_is_named(tmp_path, caplog):
     photos(tmp_path, count=4)
     photos(tmp_path, count=1, classes=("owl",))
-    load_data("imagefolder", root=str(tmp_path), size=8)
+    imagefolder(str(tmp_path), size=8)
     assert [each.getMessage() for each in caplog.records] == [
         f"{tmp_path}: no image of owl is left to test on: add more"
     ]

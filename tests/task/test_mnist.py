@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from edgewire.task.datasets import load_data
 from edgewire.task.errors import TaskError
-from tests.task.data import idx, one_line, write_mnist
+from tests.task.data import idx, load_data, one_line, write_mnist
 
 pytestmark = pytest.mark.usefixtures("empty_place")
 IMAGES = "t10k-images-idx3-ubyte"

@@ -9,11 +9,10 @@ from torch import nn
 
 from edgewire.task.errors import TaskError
 from edgewire.task.models import build_model
-from edgewire.task.models.parts import MODELS
+from edgewire.task.models.parts import MODELS, register
 from edgewire.task.models.sequences import LSTM, Transformer
 from edgewire.task.models.small import wide_mlp
 from edgewire.task.models.vgg import narrow_vgg16
-from edgewire.task.registry import Registry
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 # Numbers of parameters for 3x32x32 images and 10 classes, as in the docstrings.
@@ -54,7 +53,7 @@ def test_a_choice_sets_a_name_and_the_training_options_that_suit_its_model():
 
 
 @pytest.mark.few(9)
-@pytest.mark.parametrize("name", MODELS.names())
+@pytest.mark.parametrize("name", sorted(MODELS))
 def test_forward_and_backward_at_3x32x32(name):
     module = build_model(name, channels=3, size=32, classes=10)
     assert count(module) == PARAMETERS.get(name, count(module))
@@ -83,7 +82,7 @@ def test_published_parameter_counts(name, size, parameters):
 # VGGs for large images have 128 million parameters, so only one case is tested.
 SIZES = [
     (name, channels, size)
-    for name in sorted(set(MODELS.names()) - {"alexnet", "wideresnet"})
+    for name in sorted(set(MODELS) - {"alexnet", "wideresnet"})
     for channels, size in ((1, 28), (2, 15), (1, 65))
     if (name, size) not in [("vgg16", 65), ("vgg16_plain", 65)]
 ]
@@ -97,7 +96,7 @@ def test_images_of_other_sizes(name, channels, size):
         assert module.eval()(torch.randn(2, channels, size, size)).shape == (2, 7)
 
 
-@pytest.mark.parametrize("name", MODELS.names())
+@pytest.mark.parametrize("name", sorted(MODELS))
 def test_images_that_are_too_small_are_refused(name):
     smallest = SMALLEST.get(name, 1)
     if name in SMALLEST:
@@ -156,10 +155,8 @@ def test_unknown_name_lists_the_names():
 
 
 def test_each_name_is_used_once():
-    registry: Registry[int] = Registry("thing", "edgewire.task.models")
-    registry.register("x")(1)
-    with pytest.raises(RuntimeError, match="two things are named x"):
-        registry.register("x")(2)
+    with pytest.raises(RuntimeError, match="two models are named mlp"):
+        register("mlp")(wide_mlp)
 
 
 def test_a_narrow_vgg16_is_vgg16_at_full_width():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edgewire.conf.build import data_of, model_of, objective_of
-from edgewire.task.datasets.data import expect_usable
+from edgewire.task.datasets.data import usable
 from edgewire.task.datasets.speech_commands import speech_commands
 from edgewire.task.datasets.uci_har import SIGNALS, uci_har
 from edgewire.task.errors import MissingOption, NoData, TaskError
@@ -38,7 +38,7 @@ def har(tmp_path):
 def test_uci_har(har):
     folder, content = har
     data = uci_har(str(folder.parent))
-    expect_usable("uci_har", data)
+    usable("uci_har", data)
     assert data.train.inputs.shape == (5, 9, 128)
     for part in ("train", "test"):
         windows = getattr(data, part).inputs.numpy()
@@ -88,7 +88,7 @@ def words(tmp_path):
 
 def test_speech_commands(words):
     data = speech_commands(str(words))
-    expect_usable("speech_commands", data)
+    usable("speech_commands", data)
     assert data.class_names == ("no", "up", "yes")
     assert (len(data.train), len(data.test)) == (6, 2)
     assert data.test.inputs[:, 0].tolist() == [22, 30]

@@ -61,7 +61,7 @@ from edgewire.pipeline.messages import (
     unpack_copy,
     unpack_targets,
 )
-from edgewire.pipeline.node.stage import Place, Stage
+from edgewire.pipeline.node.stage import Place, Stage, StepResult
 from edgewire.pipeline.node.state import SegmentState
 from edgewire.task.process import configure_process
 from edgewire.task.tensors import Tensors, count, mapped, only
@@ -178,9 +178,7 @@ class SegmentStep:
             given = self._given()
             if self.work.phase == "train":
                 self._learn()
-                self._train(given)
-            else:
-                self._forward(*given)
+            self._forward(given)
         if self.work.copy:
             vectors = self.stage.arrays(whole=self.work.copy == "all")
             self.sent["copy"] = pack_copy(vectors, self.stage.beside())
@@ -222,28 +220,44 @@ class SegmentStep:
             errors += [] if error is None else [error]
         return errors
 
-    def _train(self, given: list[MiniBatch]) -> None:
-        """Take a training step with each mini-batch."""
+    def _forward(self, given: list[MiniBatch]) -> None:
+        """Pass mini-batches on, or a micro-batch.
+
+        With synthetic gradients, take a training step with each. In backpropagation, the last
+        segment also does the backward pass.
+        """
         work, place, stage = self.work, self.stage.place, self.stage
-        sees = place.ends or stage.classes
-        passed = [
-            stage.train(
-                each.x, each.targets if sees else None, work.batch + k, work.lr[k], each.inputs
-            )
-            for k, each in enumerate(given)
-        ]
+        trains, key = work.phase == "train", f"{work.batch}.{work.micro}"
+        sees = place.ends or bool(stage.classes)
+        if not trains and work.micro == 0:
+            stage.forget(work.batch)
+            self.kept.forget(work.batch)
+        passed = list[StepResult]()
+        for k, (x, targets, inputs, _) in enumerate(given):
+            if trains:
+                seen = targets if sees else None
+                passed.append(stage.train(x, seen, work.batch + k, work.lr[k], inputs))
+            elif place.ends:
+                assert targets is not None
+                passed.append(stage.loss(x, targets, key, work.micro == 0, inputs))
+                self._step_if_last()
+            else:
+                passed.append(StepResult(stage.forward(x, key), None, None))
         outputs = _arrays(each.output for each in passed)
         back = _arrays(each.back for each in passed)
         losses = [each.loss for each in passed if each.loss is not None]
         if losses:
             self.metrics[LOSS] = sum(losses) / len(losses)
         self.metrics[EXAMPLES] = sum(count(each.x) for each in given)
-        if outputs:
+        if outputs and trains:
             labels = [only(each.targets) for each in given if each.targets is not None and sees]
             every = np.stack(_arrays(labels)) if labels else None
             # A single array is not copied.
             stacked = outputs[0][None] if len(outputs) == 1 else np.stack(outputs)
             self.kept.put(work.batch, stacked, every)
+        elif outputs and not place.begins:
+            self.kept.put(work.batch, only(given[0].x).cpu().numpy()[None], None, work.micro)
+        if outputs:
             self._send("output", outputs)
         if back:
             self._send("gradients", back)
@@ -256,28 +270,6 @@ class SegmentStep:
         ]
         if columns and not self.stage.place.ends:
             self.sent["labels"] = pack_targets(columns, targets_of(self.stage))
-
-    def _forward(self, given: MiniBatch) -> None:
-        """Do a micro-batch's forward pass; in the last segment also its loss and backward pass."""
-        work, stage, x = self.work, self.stage, given.x
-        key = f"{work.batch}.{work.micro}"
-        if work.micro == 0:
-            stage.forget(work.batch)
-            self.kept.forget(work.batch)
-        self.metrics[EXAMPLES] = count(x)
-        if stage.place.ends:
-            assert given.targets is not None
-            passed = stage.loss(x, given.targets, key, work.micro == 0, given.inputs)
-            self.metrics[LOSS] = passed.loss
-            self._step_if_last()
-            if back := _arrays([passed.back]):
-                self._send("gradients", back)
-            return
-        output = stage.forward(x, key)
-        if not stage.place.begins:
-            self.kept.put(work.batch, only(x).cpu().numpy()[None], None, work.micro)
-        self._send("output", _arrays([output]))
-        self._send_targets([given])
 
     def _backward(self) -> None:
         """Do a micro-batch's backward pass."""

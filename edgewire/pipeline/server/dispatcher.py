@@ -2,7 +2,7 @@
 
 import math
 from itertools import chain
-from typing import Protocol, cast
+from typing import cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -32,11 +32,10 @@ from edgewire.pipeline.messages import (
     SegmentTask,
     unpack,
 )
-from edgewire.pipeline.server.activations import ActivationStore
 from edgewire.pipeline.server.link_traffic import Opened, opened, plain_bytes
 from edgewire.pipeline.server.options import Flow
 from edgewire.pipeline.server.placement import Placement
-from edgewire.pipeline.server.schedule import PipelineSchedule, PipelineScheduleState, Task
+from edgewire.pipeline.server.schedule import PipelineSchedule, Task
 from edgewire.pipeline.server.snapshots import Snapshots
 from edgewire.pipeline.server.state import LOST, PipelineState, UnderWay
 from edgewire.strategy.base import Started
@@ -45,22 +44,6 @@ from edgewire.strategy.ordered_grid import OrderedGrid
 
 SEGMENT_MESSAGE = "train.segment"  # the type of these messages
 TRIES = 3  # after TRIES consecutive failures another node takes over the segment
-
-
-class Scheduling(Protocol):
-    """The attributes of a strategy that the dispatcher uses; `PipelineStrategy` explains them."""
-
-    synthetic: bool
-    flow: Flow
-    segment_every: int
-    record_every: int
-    rates: Rates
-    failures: FailurePolicy
-
-    def schedule(
-        self, segments: int, batches: int, state: PipelineScheduleState
-    ) -> PipelineSchedule:
-        """Return the schedule of a run; `state`: how many tasks were sent and answered so far."""
 
 
 class Dispatcher:
@@ -74,23 +57,19 @@ class Dispatcher:
 
     def __init__(
         self,
-        strategy: Scheduling,
         plan: Plan,
         grid: OrderedGrid,
         run: Started,
         state: PipelineState,
+        flow: Flow,
+        synthetic: bool,
+        rates: Rates,
+        failures: FailurePolicy,
     ) -> None:
-        self._strategy, self._plan, self._grid, self._state = strategy, plan, grid, state
+        self._plan, self._grid, self._state, self._synthetic = plan, grid, state, synthetic
         self._batches, self._timeout, self._config = run.rounds, run.timeout, run.train_config
-        self._micros = strategy.flow.micro_batches
-        self.copies = Snapshots(
-            plan,
-            run.arrays,
-            run.rounds,
-            record_every=strategy.record_every,
-            every=strategy.segment_every,
-            state=state.copies,
-        )
+        self._micros, self._failures, self._lr = flow.micro_batches, failures, rates
+        self.copies = Snapshots(plan, run.arrays, run.rounds, flow, state.copies)
         count = len(plan.parts)
         if not state.under_way:
             state.begin(count)
@@ -98,14 +77,14 @@ class Dispatcher:
             for sent in chain(*state.under_way):
                 sent.when += grid.now - state.now
         self._sent, self.links = state.under_way, state.links
-        strategy.rates.share(state.rates)
-        self._flow = strategy.schedule(count, run.rounds, state.flow)
+        rates.share(state.rates)
+        self._flow = PipelineSchedule(flow, synthetic, count, run.rounds, state.flow)
         first = 1 if plan.conditioned else count - 1
-        receivers = range(first, count) if plan.targets else range(0)
-        self._store = ActivationStore(receivers, strategy.synthetic, state.store)
+        self._receivers = range(first, count) if plan.targets else range(0)  # of labels
+        self._store = state.store
         # The segment that is the last to train on a mini-batch. Backpropagation ends at the first
         # segment, synthetic gradients at the last.
-        self._sees_last = count - 1 if strategy.synthetic else 0
+        self._sees_last = count - 1 if synthetic else 0
         self._slowest = SlowestReply()
         self._placement = Placement(grid, count, state.holders, state.failed)
 
@@ -137,7 +116,9 @@ class Dispatcher:
     def _prepared(self, task: Task) -> UnderWay:
         """Take a task's payloads from the store; if one of them is lost, mark the task as lost."""
         sent = UnderWay(task, {}, "", LOST)
-        if (arrays := self._store.take(task)) is not None:
+        labelled = task.segment in self._receivers
+        arrays = self._store.take(task, labelled=labelled, synthetic=self._synthetic)
+        if arrays is not None:
             sent = UnderWay(task, arrays, self.copies.wanted(task))
         self._sent[task.segment].append(sent)
         return sent
@@ -158,7 +139,7 @@ class Dispatcher:
             self._micros,
             list(plan.cuts),
             self._state.assignments[task.segment],
-            self._store.samples(task),
+            self._store.samples_of(task),
             self._rates(task),
             sent.copy,
             plan.steps(task, self._micros),
@@ -170,15 +151,15 @@ class Dispatcher:
         message = Message(content, node, SEGMENT_MESSAGE, group_id=str(task.end))
         (sent.message_id,) = self._grid.push_messages([message], self._timeout)
         sent.when, sent.number = self._grid.now, work.number
-        shapes = plan.plain(task, self._store.samples(task))
+        plain = plain_bytes(arrays, plan.targets, (task.batches, work.samples))
         size = measured(content, HEADER)
-        self.links.sent(task.segment, arrays, size, shapes, self._state.traffic)
+        self.links.sent(task.segment, arrays, size, plain, self._state.traffic)
 
     def _rates(self, task: Task) -> list[float]:
         """Return a list with the learning rate of each mini-batch of a task."""
         newest = cast(float, self._config["lr"])
         numbers = range(task.batch, task.batch + max(task.batches, 1))
-        return [self._strategy.rates.of(number, newest) for number in numbers]
+        return [self._lr.of(number, newest) for number in numbers]
 
     def _fetch_owed(self) -> bool:
         """At the end, request missing copies of the segments; return whether any is missing."""
@@ -238,7 +219,7 @@ class Dispatcher:
         """Process the reply to a task, or its failure; return False if it must be sent again."""
         task, reply = sent.task, sent.reply
         if reply is None:  # the task was never sent, because its input is lost
-            self._store.skip_batch(task.batch)
+            self._store.skip_batch(task.batch, synthetic=self._synthetic)
             return True
         try:
             if reply.error is not None:
@@ -246,10 +227,10 @@ class Dispatcher:
             self._open(sent, reply)
         except PayloadError as error:
             return self._without(sent, reply, str(error))
-        self._strategy.failures.succeeded(task.segment, self._placement.node(task.segment) or -1)
+        self._failures.succeeded(task.segment, self._placement.node(task.segment) or -1)
         if task.phase != "backward":
             self._state.accused.pop((task.segment - 1, task.segment), None)
-        elif not self._strategy.synthetic:
+        elif not self._synthetic:
             self._state.accused.pop((task.segment + 1, task.segment), None)
         self._state.traffic.client_updates += task.steps and bool(task.phase)
         return True
@@ -270,7 +251,7 @@ class Dispatcher:
             if failed and what in reason and 0 <= sender < len(self._sent):
                 self._report_bad_peer(sender, segment)
         gone = failed and reply.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        failures = self._strategy.failures.failures_of(segment)
+        failures = self._failures.failures_of(segment)
         often = guilty is None and failures % TRIES == 0
         if often and self._placement.replace(segment, fails=True):
             self._hand_out(segment, anew=True)
@@ -279,7 +260,7 @@ class Dispatcher:
                 self._placement.replace(segment)
             self._hand_out(segment, anew=True)
         else:
-            self._store.skip_batch(sent.task.batch)
+            self._store.skip_batch(sent.task.batch, synthetic=self._synthetic)
             return True
         return False
 
@@ -291,7 +272,7 @@ class Dispatcher:
         failure.
         """
         segment, part = sent.task.segment, self._plan.parts[sent.task.segment]
-        samples = self._store.samples(sent.task)
+        samples = self._store.samples_of(sent.task)
         for name, payload in sent.arrays.items():
             sender = segment + 1 if name.startswith(GRADIENTS) else segment - 1
             shape = (samples, *(part.output if name.startswith(GRADIENTS) else part.input))
@@ -316,7 +297,7 @@ class Dispatcher:
             if samples not in range(1, plan.copies[0].samples + 1):
                 raise PayloadError(f"mini-batches of {samples:g} samples are none of this run's")
             self._store.put_samples(task, int(samples))
-        samples = self._store.samples(task)
+        samples = self._store.samples_of(task)
         plan.check(task, samples, found, bool(sent.copy))
         self.links.worked(task.segment, metrics.get(SECONDS), task.batches / self._micros)
         if LOSS in metrics:
@@ -325,7 +306,7 @@ class Dispatcher:
             self._state.errors.append(number(metrics, ERROR))
         if sent.copy:
             self.copies.take(task, sent.copy, found["copy"])
-        traffic.uplink_bytes_float32 += plain_bytes(found, plan.plain(task, samples))
+        traffic.uplink_bytes_float32 += plain_bytes(found, plan.targets, (task.batches, samples))
         for name in plan.asked(task):
             self._store.put(task, name, found[name])
         if any(name.startswith(GRADIENTS) for name in sent.arrays):
@@ -335,11 +316,11 @@ class Dispatcher:
 
     def _count_failure(self, segment: int, reason: str) -> None:
         node = self._placement.node(segment) or -1
-        self._strategy.failures.leave_out(node, f"segment {segment}: {reason}")
+        self._failures.leave_out(node, f"segment {segment}: {reason}")
 
     def _failed(self, segment: int, reason: str) -> None:
         self._count_failure(segment, reason)
-        self._strategy.failures.failed(segment, [segment], f"of segment {segment}", reason)
+        self._failures.failed(segment, [segment], f"of segment {segment}", reason)
 
     def _count_refusals(self, segment: int, refused: bool) -> None:
         """Record whether a segment could use the gradients that the next segment has sent it."""

@@ -2,14 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 
 from edgewire.compression.base import PayloadError
 from edgewire.compression.decoder import describe
@@ -19,9 +18,9 @@ from edgewire.compression.flower.message_size import Size, measured
 from edgewire.compression.flower.records import records
 from edgewire.compression.flower.traffic import reason_of
 from edgewire.compression.wire import stream_sizes
-from edgewire.pipeline.messages import GRADIENTS
+from edgewire.pipeline.messages import TargetTensor
 
-Plain = Mapping[str, list[tuple[tuple[int, ...], str]]]  # name -> shapes and dtypes of its tensors
+HEAD = 128  # bytes of one of Flower's Arrays before its values
 LONGEST = 1e9  # a report of more seconds is ignored, so that the sum of seconds stays finite
 KINDS = {"input": "activations", "output": "activations", "labels": "labels", "copy": "copies"}
 
@@ -83,16 +82,16 @@ class Links:
         segment: int,
         payloads: Mapping[str, bytes],
         size: Size,
-        plain: Plain,
+        plain: int,
         traffic: Traffic,
     ) -> None:
         """Count a message to a segment.
 
-        `size`: the size of the message with these payloads. `plain`: shapes and dtypes of the
-        uncompressed tensors in a payload, by the payload's name.
+        `size`: the size of the message with these payloads. `plain`: their bytes without
+        compression (`plain_bytes`).
         """
         self.down[segment] += size[0]
-        traffic.count_sent(size, plain_bytes(payloads, plain), stream_sizes(payloads.values()))
+        traffic.count_sent(size, plain, stream_sizes(payloads.values()))
         self._count(payloads)
 
     def count_received(self, segment: int, reply: Opened, traffic: Traffic) -> None:
@@ -131,27 +130,19 @@ class Links:
             self.kinds[KINDS.get(name, "gradients")] += len(payload)
 
 
-def plain_bytes(payloads: Mapping[str, bytes], plain: Plain) -> int:
+def plain_bytes(
+    payloads: Mapping[str, bytes], targets: Sequence[TargetTensor], rows: tuple[int, int]
+) -> int:
     """Return the bytes that the payloads' tensors would need as Flower's Arrays, uncompressed.
 
-    `plain`: shapes and dtypes of a payload's tensors, by the payload's name. The function does not
-    check the payloads' headers. So the server must have made the payloads, or `Plan.check` must
-    have accepted them.
+    `targets`: what "labels" holds; `rows`: of so many mini-batches, and samples in each. The
+    function does not check the payloads' headers. So the server must have made the payloads, or
+    `Plan.check` must have accepted them.
     """
-    total = 0
-    for name, payload in payloads.items():
-        key = GRADIENTS if name.startswith(GRADIENTS) else name
-        shapes = plain.get(key, [])
-        if name == "copy":
-            shapes = [((describe(payload).n,), "float32")]
-        elif key == GRADIENTS and shapes:  # one payload for each mini-batch of a task
-            one = max(math.prod(shapes[0][0]), 1)
-            shapes = shapes[:1] * (describe(payload).n // one)
-        total += sum(_array_bytes(shape, dtype) for shape, dtype in shapes)
+    floats = [describe(payload) for name, payload in payloads.items() if name != "labels"]
+    total = sum(HEAD * each.tensors + 4 * each.n for each in floats)
+    if "labels" in payloads:
+        for each in targets:
+            size = math.prod((rows[1], *each.shape)) * np.dtype(each.dtype).itemsize
+            total += rows[0] * (HEAD + size)
     return total
-
-
-@lru_cache(maxsize=64)
-def _array_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    """Make a Flower Array with this shape and dtype, and return its bytes."""
-    return len(Array(np.zeros(shape, dtype)).data)

@@ -42,135 +42,85 @@ class Task(NamedTuple):
 
 @dataclass
 class PipelineScheduleState:
-    """Numbers of tasks by segment.
-
-    `sent`, `done`: forward tasks that were sent, and that were answered. `backward`, `back`:
-    backward tasks that were sent, and that were answered. With synthetic gradients a task includes
-    the forward and the backward pass, and is counted as a forward task.
-    """
+    """By station: `sent`, `done`: the numbers of tasks that were sent, and that were answered."""
 
     sent: list[int] = field(default_factory=list)
     done: list[int] = field(default_factory=list)
-    backward: list[int] = field(default_factory=list)
-    back: list[int] = field(default_factory=list)
-
-    def begin(self, segments: int) -> None:
-        """Set all counts to 0, unless a loaded state has set them."""
-        for row in (self.sent, self.done, self.backward, self.back):
-            row += [0] * (segments - len(row))
 
 
-class Synthetic:
-    """The schedule of synthetic gradients: a segment trains on a mini-batch in one task.
+class PipelineSchedule:
+    """Gives each task as soon as it may be sent.
+
+    A mini-batch, or each of its micro-batches, passes a chain of stations: a segment with a phase.
+    With synthetic gradients the stations are "train" at each segment. In backpropagation (also of a
+    single segment with micro-batches) they are "forward" at each segment, then "backward" at each
+    but the last, from behind. All micro-batches of a mini-batch are computed with the same weights
+    (GPipe, Huang et al. 2019): a segment begins a mini-batch when the server has sent it all
+    backward tasks of the one before, and with the schedule "sequential" when the last station has
+    answered them.
 
     Replies must be reported (`answered`) in the order of sending, also those that are failures.
     """
 
     def __init__(
-        self, flow: Flow, segments: int, batches: int, state: PipelineScheduleState
+        self,
+        flow: Flow,
+        synthetic: bool,
+        segments: int,
+        batches: int,
+        state: PipelineScheduleState,
     ) -> None:
-        self._schedule, self._queue, self._segments = flow.schedule, flow.queue, segments
-        self._batches, self._per_message = batches, flow.batches_per_message
-        self._groups = -(-batches // self._per_message)
-        state.begin(segments)
+        self._flow, self._batches, self._last = flow, batches, segments - 1
+        self._total = -(-batches // flow.batches_per_message) * flow.micro_batches
+        trains = synthetic or (segments == 1 and flow.micro_batches == 1)
+        self._stations = [(k, "train" if trains else "forward") for k in range(segments)]
+        if not trains:
+            self._stations += [(k, "backward") for k in reversed(range(self._last))]
+        self._in_columns = trains and flow.schedule == "pipeline"
         self._sent, self._done = state.sent, state.done
+        for row in (state.sent, state.done):  # empty, unless a loaded state has set them
+            row += [0] * (len(self._stations) - len(row))
 
     @property
     def finished(self) -> bool:
-        """Whether the last segment has answered the tasks of all mini-batches."""
-        return self._done[-1] == self._groups
+        """Whether the last station has answered the tasks of all mini-batches."""
+        return self._done[-1] == self._total
 
     def ready(self) -> Iterator[Task]:
         """Yield the tasks that may be sent now, and count each as sent."""
-        if self._schedule != "async" and self._sent != self._done:
+        if self._in_columns and self._sent != self._done:
             return  # a column of the picture in the module's docstring ends with its last reply
-        done = tuple(self._done)
-        for segment in range(self._segments):
-            while self._may_send(segment, done):
-                batch = self._sent[segment] * self._per_message
-                self._sent[segment] += 1
-                yield Task(segment, "train", batch, min(self._per_message, self._batches - batch))
-                if self._schedule != "async":
+        micros, each = self._flow.micro_batches, self._flow.batches_per_message
+        for segment, phase in sorted(self._stations):  # a segment's backward tasks come first
+            station = self._station(segment, phase)
+            while self._may_send(station):
+                number, micro = divmod(self._sent[station], micros)
+                self._sent[station] += 1
+                steps = micro + 1 == micros and (phase != "forward" or segment == self._last)
+                many = min(each, self._batches - number * each)
+                yield Task(segment, phase, number * each, many, micro, steps)
+                if self._in_columns:
                     break
-            if self._schedule == "sequential" and self._sent != self._done:
-                return
 
     def answered(self, task: Task) -> None:
         """Record a reply."""
-        self._done[task.segment] += 1
+        self._done[self._station(task.segment, task.phase)] += 1
 
-    def _may_send(self, segment: int, done: tuple[int, ...]) -> bool:
-        group = self._sent[segment]
-        if group == self._groups or (segment and done[segment - 1] <= group):
+    def _station(self, segment: int, phase: str) -> int:
+        return 2 * self._last - segment if phase == "backward" else segment
+
+    def _may_send(self, station: int) -> bool:
+        number, (segment, phase) = self._sent[station], self._stations[station]
+        if number == self._total or (station and self._done[station - 1] <= number):
             return False
-        if self._schedule == "sequential":
-            return segment > 0 or done[-1] == group
-        if self._schedule == "pipeline":
+        before = number - number % self._flow.micro_batches  # tasks of all earlier mini-batches
+        if self._flow.schedule == "sequential":
+            return station > 0 or self._done[-1] >= before
+        if phase == "forward":
+            return self._sent[self._station(segment, "backward")] >= before
+        if phase == "backward" or self._flow.schedule == "pipeline":
             return True
         # async: limit the inputs that wait at the next segment, and the tasks that wait at this
         # segment.
-        ahead = segment + 1 == self._segments or group - self._done[segment + 1] < 2 * self._queue
-        return ahead and group - self._done[segment] < self._queue
-
-
-class Backpropagation:
-    """Exact backpropagation across the cuts; with micro-batches it is a pipeline (GPipe).
-
-    Huang et al. 2019. All micro-batches of a mini-batch are computed with the same weights. A
-    segment may begin a mini-batch when the server has sent it all backward tasks of the mini-batch
-    before. With the schedule "sequential", the first segment begins a mini-batch only when it has
-    answered all backward tasks of the mini-batch before. Replies are reported as in `Synthetic`.
-    """
-
-    def __init__(
-        self, flow: Flow, segments: int, batches: int, state: PipelineScheduleState
-    ) -> None:
-        self._sequential = flow.schedule == "sequential"
-        self._segments, self._micros = segments, flow.micro_batches
-        self._total = batches * self._micros
-        state.begin(segments)
-        self._forward, self._passed = state.sent, state.done
-        self._backward, self._back = state.backward, state.back
-
-    @property
-    def finished(self) -> bool:
-        """Whether the first segment has answered all backward tasks."""
-        return self._back[0] == self._total
-
-    def ready(self) -> Iterator[Task]:
-        """Yield the tasks that may be sent now, and count each as sent."""
-        for segment in range(self._segments):
-            while segment + 1 < self._segments and (
-                self._backward[segment] < self._back[segment + 1]
-            ):
-                self._backward[segment] += 1
-                yield self._task(segment, "backward", self._backward[segment] - 1)
-            while self._may_forward(segment):
-                self._forward[segment] += 1
-                yield self._task(segment, "forward", self._forward[segment] - 1)
-
-    def answered(self, task: Task) -> None:
-        """Record a reply."""
-        ends = task.segment + 1 == self._segments
-        if task.phase == "forward":
-            self._passed[task.segment] += 1
-        if task.phase == "backward" or ends:
-            self._back[task.segment] += 1
-
-    def _may_forward(self, segment: int) -> bool:
-        number = self._forward[segment]
-        if number == self._total or (segment and self._passed[segment - 1] <= number):
-            return False
-        before = number - number % self._micros  # micro-batches of all earlier mini-batches
-        if segment == 0 and self._sequential:
-            return self._back[0] >= before
-        sent_back = self._forward if segment + 1 == self._segments else self._backward
-        return sent_back[segment] >= before
-
-    def _task(self, segment: int, phase: str, number: int) -> Task:
-        batch, micro = divmod(number, self._micros)
-        takes_back = phase == "backward" or segment + 1 == self._segments
-        return Task(segment, phase, batch, 1, micro, takes_back and micro + 1 == self._micros)
-
-
-PipelineSchedule = Synthetic | Backpropagation
+        ahead = segment == self._last or number - self._done[station + 1] < 2 * self._flow.queue
+        return ahead and number - self._done[station] < self._flow.queue

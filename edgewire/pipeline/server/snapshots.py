@@ -12,6 +12,7 @@ from edgewire.compression.base import Vector
 from edgewire.compression.flower.records import layout_of, to_vector
 from edgewire.pipeline.cuts import Plan
 from edgewire.pipeline.messages import STATE, pack_copy, unpack_copy
+from edgewire.pipeline.server.options import Flow
 from edgewire.pipeline.server.schedule import Task
 
 
@@ -42,9 +43,9 @@ class Snapshots:
     """Decides when a segment must send a copy, and joins the copies to models.
 
     Copies are needed after each multiple of `record_every` mini-batches, and after the last
-    mini-batch. After multiples of `every` (0: never) a copy is full. A full copy also holds the
-    state that a node needs to continue the training. All copies of a point were made after the same
-    mini-batch. So all segments of the joined model were trained on the same data.
+    mini-batch. After multiples of `segment_every` (0: never) a copy is full. A full copy also holds
+    the state that a node needs to continue the training. All copies of a point were made after the
+    same mini-batch. So all segments of the joined model were trained on the same data.
     """
 
     def __init__(
@@ -52,14 +53,13 @@ class Snapshots:
         plan: Plan,
         model: ArrayRecord,
         batches: int,
-        *,
-        record_every: int,
-        every: int,
+        flow: Flow,
         state: SnapshotsState,
     ) -> None:
         parts, layout, vector = plan.parts, layout_of(model), to_vector(model)
         self._plan, self._parts, self._size = plan, parts, layout.size
-        self._batches, self._record_every, self._every = batches, record_every, every
+        self._batches, self._record_every = batches, flow.record_every
+        self._every = flow.segment_every
         ends = zip(layout.names, pairwise(layout.offsets.tolist()), strict=True)
         at = {name: slice(start, stop) for name, (start, stop) in ends}
         self._places = [[at[name] for name in part.names] for part in parts]  # in the model

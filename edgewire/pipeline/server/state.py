@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from edgewire.pipeline.server.activations import StoreState
+from edgewire.pipeline.server.activations import ActivationStore
 from edgewire.pipeline.server.link_traffic import Links, Opened
 from edgewire.pipeline.server.schedule import PipelineScheduleState, Task
 from edgewire.pipeline.server.snapshots import SnapshotsState
@@ -50,7 +50,7 @@ class PipelineState(ServerState):
     failed: Counter[int] = field(default_factory=Counter)
     accused: Counter[tuple[int, int]] = field(default_factory=Counter)
     flow: PipelineScheduleState = field(default_factory=PipelineScheduleState)
-    store: StoreState = field(default_factory=StoreState)
+    store: ActivationStore = field(default_factory=ActivationStore)
     copies: SnapshotsState = field(default_factory=SnapshotsState)
     links: Links = field(default_factory=Links)
     now: float = 0.0  # the grid's `now` when this state was saved

@@ -14,18 +14,11 @@ from edgewire.pipeline.cuts import NO_LABELS, Plan, plan_of
 from edgewire.pipeline.gradient_predictor import GradientModules
 from edgewire.pipeline.server.dispatcher import Dispatcher
 from edgewire.pipeline.server.options import Cutting, Flow
-from edgewire.pipeline.server.schedule import (
-    Backpropagation,
-    PipelineSchedule,
-    PipelineScheduleState,
-    Synthetic,
-)
 from edgewire.pipeline.server.state import LOST, PipelineState
 from edgewire.strategy.base import (
     FLOWER,
     ParameterServer,
     Started,
-    expect_positive,
     log,
 )
 from edgewire.strategy.lr_schedule import Rates
@@ -48,11 +41,8 @@ class PipelineStrategy(ParameterServer):
 
     `cutting`: where the model is cut. `modules`: the modules that predict gradients. `flow`: when a
     segment works on which mini-batch. `feedback`: True if a node stores the error of compression
-    and adds it to the tensors of the next mini-batch. `segment_every`: the number of mini-batches
-    after which the server gets full copies of the segments. With such a copy another node can take
-    over a segment. 0: the server has only the initial copies. `record_every`: the number of
-    mini-batches between two evaluations. `codecs`: the codec `uplink` encodes activations. The
-    codec `gradients` of the configuration encodes gradients.
+    and adds it to the tensors of the next mini-batch. `codecs`: the codec `uplink` encodes
+    activations. The codec `gradients` of the configuration encodes gradients.
     """
 
     unit = "STEP"
@@ -68,31 +58,21 @@ class PipelineStrategy(ParameterServer):
         modules: GradientModules = MODULES,
         flow: Flow = FLOW,
         feedback: bool = False,
-        segment_every: int = 0,
-        record_every: int = 1,
         codecs: Codecs = NO_CODECS,
     ) -> None:
         super().__init__("gradient", 1.0, codecs)
         expect_kinds(cutting=(cutting, Cutting), modules=(modules, GradientModules))
         expect_kinds(flow=(flow, Flow))
-        expect_positive(record_every=record_every)
-        if segment_every < 0:
-            raise ValueError(f"segment_every must be at least 0, not {segment_every}")
         self.synthetic, self.cutting, self.modules, self.flow = synthetic, cutting, modules, flow
-        self.feedback = feedback
-        self.segment_every, self.record_every = segment_every, record_every
+        self.feedback, self.record_every = feedback, flow.record_every
         self.plan: Plan | None = None
         self._lacks_labels = False
 
     @property
     def done(self) -> int:
         """The number of mini-batches that all segments have finished."""
-        sent = self.state.flow
-        if not sent.done:
-            return 0
-        if self._goes_forward(len(sent.done)):
-            return sent.done[-1] * self.flow.batches_per_message
-        return sent.back[0] // self.flow.micro_batches
+        tasks = self.state.flow.done[-1] if self.state.flow.done else 0
+        return tasks * self.flow.batches_per_message // self.flow.micro_batches
 
     def abandon(self, back: Collection[int] = ()) -> None:
         """Delete unanswered messages, and assign nodes anew; they begin with the last copies."""
@@ -135,7 +115,10 @@ class PipelineStrategy(ParameterServer):
             raise ValueError("the model is not cut: call cut() first")
         if self._lacks_labels:
             log.warning("%s, or strategy.conditioned=false", NO_LABELS)
-        work = Dispatcher(self, self.plan, self._ordered(run.grid), run, self.state)
+        work = Dispatcher(
+            self.plan, self._ordered(run.grid), run, self.state, self.flow, self.synthetic,
+            self.rates, self.failures,
+        )  # fmt: skip
         run.result.arrays = run.arrays
         if not run.goes_on:
             natives = self.initial.arrays if self.initial else {}
@@ -148,14 +131,3 @@ class PipelineStrategy(ParameterServer):
                 self.state.train_metrics = work.means()
                 self._evaluate(run, model[0], run.rounds, run.result.arrays)
             self.on_state_complete()
-
-    def schedule(
-        self, segments: int, batches: int, state: PipelineScheduleState
-    ) -> PipelineSchedule:
-        """Return the schedule of a run; `state`: how many tasks were sent and answered so far."""
-        kind = Synthetic if self._goes_forward(segments) else Backpropagation
-        return kind(self.flow, segments, batches, state)
-
-    def _goes_forward(self, segments: int) -> bool:
-        """Return whether a mini-batch passes each segment once, without a backward task."""
-        return self.synthetic or (segments == 1 and self.flow.micro_batches == 1)

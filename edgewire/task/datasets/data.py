@@ -14,9 +14,8 @@ from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
 from edgewire.task.errors import TaskError, described
-from edgewire.task.registry import Registry
 from edgewire.task.tables.columns import Columns
-from edgewire.task.tensors import Tensors, count, leaves, mapped, taken
+from edgewire.task.tensors import Tensors, count, leaves, mapped, only, taken
 from edgewire.task.transforms import ImageTransform, LogMel, unchanged
 
 MOST_READ = 1 << 26  # entries of a tensor in which NaN is looked for
@@ -123,23 +122,13 @@ class Data:
         return channels, height, width
 
 
-@dataclass(frozen=True)
-class Request:
-    """The arguments of `load_data` that a loader gets."""
-
-    root: str | None
-    download: bool
-    size: int | None
-    classes: tuple[str, ...] | None = None
-
-
-def expect_usable(name: str, data: Data, size: int | None = None) -> None:
-    """Check that a data set satisfies `Data` and `Split`; reads the labels, not the pixels.
+def usable(name: str, data: Data, size: int | None = None) -> Data:
+    """Return a data set whose images are scaled, if it satisfies `Data` and `Split`.
 
     Args:
         name: the data set's name in messages.
-        data: a loader's result.
-        size: the side in pixels to which its images will be scaled; None: not scaled.
+        data: what its function has returned; the check reads the labels, not the pixels.
+        size: the side in pixels of square images; None: they keep their own.
 
     Raises:
         TaskError: one line with what was found, what is accepted, and what to do.
@@ -156,12 +145,14 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
     for part, split in (("train", data.train), ("test", data.test)):
         expect_rows(f"{name}: {part}", split)
         if isinstance(data.transform, ImageTransform):
-            _expect_images(f"{name}: {part}.inputs", split.inputs)
+            _expect_images(f"{name}: {part}.inputs", split.inputs, part == "train")
         if data.classes:
             _expect_labels(f"{name}: {part}.targets", split, data.classes)
         _expect_finite(f"{name}: {part}.inputs", split.inputs, data.transform)
-    if isinstance(data.transform, ImageTransform):
-        _expect_one_shape(name, data, size)
+    if not isinstance(data.transform, ImageTransform):
+        return data
+    _expect_one_shape(name, data, size)
+    return replace(data, train=_scaled(data.train, size), test=_scaled(data.test, size))
 
 
 def expect_finite_targets(name: str, data: Data) -> None:
@@ -228,9 +219,9 @@ def _expect_finite(where: str, tensors: Tensors, transform: Any = unchanged) -> 
             )
 
 
-def _expect_images(where: str, images: Tensors) -> None:
+def _expect_images(where: str, images: Tensors, some: bool) -> None:
     good = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.dim() == 4
-    if not good or 0 in cast(Tensor, images).shape:
+    if not good or 0 in cast(Tensor, images).shape[not some :]:  # a device has none to test on
         raise TaskError(
             f"{where} are {_form(images)}, and uint8 (N, C, H, W) from 0 to 255 is taken, at least "
             f"1 of each: mul(255).round().to(torch.uint8) makes floats from 0 to 1 so, and "
@@ -269,13 +260,10 @@ def _expect_labels(where: str, split: Split, classes: int) -> None:
         )
 
 
-DATASETS: Registry[Callable[[Request], Data]] = Registry("data set", "edgewire.task.datasets")
-
-
-def resize(split: Split, size: int) -> Split:
+def _scaled(split: Split, size: int | None) -> Split:
     """Return a split with images scaled to `size` x `size`, bilinear with antialiasing."""
-    images = split.inputs
-    if not isinstance(images, Tensor) or images.shape[-2:] == (size, size):
+    images = only(split.inputs)
+    if size is None or images.shape[-2:] == (size, size):
         return split
     images = torch.nn.functional.interpolate(
         images, size=(size, size), mode="bilinear", antialias=True
@@ -325,19 +313,21 @@ def reads_as(file: Path, kind: str, cure: str = "copy it again") -> Iterator[Non
         raise TaskError(f"{shown(file)} cannot be read as {kind} ({why}): {cure}") from error
 
 
-def downloaded(name: str, reader: str, request: Request, looked: list[Path], *ways: str) -> Any:
+def downloaded(
+    name: str, reader: str, root: str | None, download: bool, looked: list[Path], *ways: str
+) -> Any:
     """Download a data set with the class `reader` of torchvision, and return its training split.
 
     `looked`: the folders in which it was not found; `ways`: what else the user can do, for the
-    message. Raises `TaskError` if the request allows no download, or if it fails.
+    message. Raises `TaskError` without `download`, and if it fails.
     """
-    if not request.download:
+    if not download:
         places = " and ".join(map(shown, looked))
         cures = ", or ".join(("give dataset.root=FOLDER", "dataset.download=true", *ways))
         raise TaskError(f"{name} not found: looked in {places}; {cures}")
     import torchvision.datasets
 
-    root, before = request.root or DEFAULT_ROOT, socket.getdefaulttimeout()
+    root, before = root or DEFAULT_ROOT, socket.getdefaulttimeout()
     socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
     try:
         return getattr(torchvision.datasets, reader)(root, download=True)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import DATASETS, Data, Request, Split, holdout, reads_as, shown
+from edgewire.task.datasets.data import Data, Split, holdout, reads_as, shown
 from edgewire.task.errors import TaskError
 from edgewire.task.transforms import ImageTransform
 
@@ -17,10 +17,9 @@ FILE = "datasets/data/digits.csv.gz"  # path inside the package scikit-learn
 SHAPE = (1797, 65)
 
 
-@DATASETS.register("digits")
-def digits(request: Request) -> Data:
+def digits(root: str | None = None) -> Data:
     """Return 1,438 training and 359 test images of 1x8x8; values 0..16 are scaled to 0..255."""
-    rows = torch.from_numpy(_rows(Path(request.root or DEFAULT_ROOT)))
+    rows = torch.from_numpy(_rows(Path(root or DEFAULT_ROOT)))
     images = rows[:, :64].mul(255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
     train, test = holdout(Split(images, rows[:, 64].long()), 0.2)
     return Data(train, test, ImageTransform((0.3058,), (0.3764,)), 10)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import DATASETS, Data, Request, Split, holdout, reads_as, shown
+from edgewire.task.datasets.data import Data, Split, holdout, reads_as, shown
 from edgewire.task.datasets.files import read_each
-from edgewire.task.errors import NoData, TaskError, listed
+from edgewire.task.errors import MissingOption, NoData, TaskError, listed
 from edgewire.task.tensors import only
 from edgewire.task.transforms import ImageTransform
 
@@ -24,24 +24,46 @@ log = getLogger("edgewire")
 PHOTOS = ImageTransform((0.5,) * 3, (0.25,) * 3)  # for any photos, on every device
 
 
-@DATASETS.register("imagefolder")
-def imagefolder(request: Request) -> Data:
-    """Return the user's photos below `root`, 3 x size x size; classes are sorted by name.
+def imagefolder(
+    root: str | None = None,
+    size: int | None = None,
+    classes: Sequence[str] | None = None,
+    on_device: bool = False,
+) -> Data:
+    """Return the user's photos, 3 x size x size; classes are sorted by name.
 
     The images are in root/train/CLASS/* and root/test/CLASS/*, or in root/CLASS/*. In the second
     case a fixed 20 % of each class become the test set. The mean is 0.5 and the deviation 0.25 for
-    any photos, so every device normalises in the same way. The default size is 32.
+    any photos, so every device normalises in the same way.
+
+    Args:
+        root: the folder. None: the default folder.
+        size: the side in pixels. None: 32.
+        classes: the names of the class folders; needed if there are other folders too, or if some
+            of these may be absent.
+        on_device: whether root/CLASS/* are a device's own photos, which are all for training.
+
+    Raises:
+        MissingOption: no `classes` on a device: two devices would number their classes differently.
+        TaskError: no folder, no image, an unknown class, or an image that cannot be read.
     """
-    root = Path(request.root or DEFAULT_ROOT)
-    size = request.size or DEFAULT_SIZE
-    if (root / "train").is_dir() != (root / "test").is_dir():
-        raise TaskError(f"{shown(root)} has only one of the folders train and test: add the other")
-    split_by_user = (root / "train").is_dir()
-    source = root / "train" if split_by_user else root
-    given = {*(request.classes or ())}  # of any text, such as ../x: none is looked up
-    there = {each.name for each in root.glob("*") if each.is_dir()}
+    path, size = Path(root or DEFAULT_ROOT), size or DEFAULT_SIZE
+    if on_device:
+        if not classes:
+            raise MissingOption(
+                "a device's own folder needs the names of all the run's classes, as in "
+                "dataset.classes=[cat,dog]"
+            )
+        split, names = load_folder(path, classes, size), sorted({*classes})
+        return Data(split, split, PHOTOS, len(names), tuple(names))
+    if (path / "train").is_dir() != (path / "test").is_dir():
+        raise TaskError(f"{shown(path)} has only one of the folders train and test: add the other")
+    split_by_user = (path / "train").is_dir()
+    source = path / "train" if split_by_user else path
+    given = {*(classes or ())}  # of any text, such as ../x: none is looked up
+    there = {each.name for each in path.glob("*") if each.is_dir()}
     if given and not there & {"train", *given}:
-        raise NoData(f"{shown(root)} is not a folder with these classes: give dataset.root=FOLDER")
+        raise NoData(f"{shown(path)} is not a folder with these classes: give dataset.root=FOLDER")
     names = sorted(given) or class_folders(source)
     train = load_folder(source, names, size)
     counts = torch.bincount(only(train.targets), minlength=len(names)).tolist()
@@ -53,12 +75,12 @@ def imagefolder(request: Request) -> Data:
             f"{shown(source)} has no image in {empty}/: put some into it, or leave the class out"
         )
     if split_by_user:
-        test = load_folder(root / "test", names, size)
+        test = load_folder(path / "test", names, size)
     else:
         train, test = holdout(train, 0.2)
     tests = torch.bincount(only(test.targets), minlength=len(names)).tolist()
     bare = [name for name, count in zip(names, tests, strict=True) if not count]
-    none = f"{shown(root)}: no image of {listed(bare)} is left to test on: add more"
+    none = f"{shown(path)}: no image of {listed(bare)} is left to test on: add more"
     if len(bare) == len(names):
         raise TaskError(none)
     if bare:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import DATASETS, Data, Request, Split, downloaded, reads_as
+from edgewire.task.datasets.data import Data, Split, downloaded, reads_as
 from edgewire.task.transforms import ImageTransform
 
 # Where Debian's package dataset-fashion-mnist puts its four .gz files.
@@ -21,32 +21,30 @@ FILES = tuple(
 )
 
 
-@DATASETS.register("mnist")
-def mnist(request: Request) -> Data:
+def mnist(root: str | None = None, download: bool = False) -> Data:
     """Return MNIST (LeCun et al.): 60,000 training and 10,000 test images of 1x28x28."""
-    folder = Path(request.root or DEFAULT_ROOT, "MNIST", "raw")
-    train, test = _load("mnist", "MNIST", request, [folder])
+    folder = Path(root or DEFAULT_ROOT, "MNIST", "raw")
+    train, test = _load("mnist", "MNIST", root, download, [folder])
     return Data(train, test, ImageTransform((0.1307,), (0.3081,)), 10)
 
 
-@DATASETS.register("fashion_mnist")
-def fashion_mnist(request: Request) -> Data:
+def fashion_mnist(root: str | None = None, download: bool = False) -> Data:
     """Return Fashion-MNIST (Xiao et al. 2017): 60,000 training and 10,000 test images, 1x28x28."""
-    folders = [Path(request.root or DEFAULT_ROOT, "FashionMNIST", "raw")]
+    folders = [Path(root or DEFAULT_ROOT, "FashionMNIST", "raw")]
     ways = []
-    if request.root is None:
+    if root is None:
         folders.append(DEBIAN)
         ways.append("install the Debian package dataset-fashion-mnist")
-    train, test = _load("fashion_mnist", "FashionMNIST", request, folders, *ways)
+    train, test = _load("fashion_mnist", "FashionMNIST", root, download, folders, *ways)
     return Data(train, test, ImageTransform((0.2860,), (0.3530,)), 10)
 
 
 def _load(
-    name: str, reader: str, request: Request, folders: list[Path], *ways: str
+    name: str, reader: str, root: str | None, download: bool, folders: list[Path], *ways: str
 ) -> tuple[Split, Split]:
     found = next(filter(None, map(_files, folders)), None)
     if found is None:
-        downloaded(name, reader, request, folders, *ways)
+        downloaded(name, reader, root, download, folders, *ways)
         found = _files(folders[0])
     return _split(*found[:2]), _split(*found[2:])
 

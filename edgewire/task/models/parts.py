@@ -7,12 +7,34 @@ from typing import Any
 from torch import nn
 
 from edgewire.task.errors import TaskError
-from edgewire.task.registry import Registry
 
-MODELS: Registry[Callable[[int, int, int], nn.Module]] = Registry("model", "edgewire.task.models")
+Make = Callable[[int, int, int], nn.Module]
+MODELS: dict[str, Make] = {}  # by name
 
 # For images with a smaller side (pixels), networks get the first layer that is usual for CIFAR.
 SMALL = 64
+
+
+def register(name: str) -> Callable[[Make], Make]:
+    """Return a decorator that adds a model to `MODELS`.
+
+    Raises `RuntimeError` if another model has this name. A function with the same module and name
+    takes the place of the earlier one: its module is imported again.
+    """
+
+    def add(make: Make) -> Make:
+        other = MODELS.get(name, make)
+        if _place_of(make) != _place_of(other):
+            raise RuntimeError(f"two models are named {name}")
+        MODELS[name] = make
+        return make
+
+    return add
+
+
+def _place_of(make: object) -> tuple[str, str]:
+    """Return the module and the name of a function or class."""
+    return str(getattr(make, "__module__", "")), str(getattr(make, "__qualname__", make))
 
 
 def need(name: str, size: int, smallest: int) -> None:

@@ -81,4 +81,4 @@ def _made(name: str, channels: int, size: int, classes: int) -> nn.Module:
     return model
 
 
-MODELS.members |= {name: partial(_made, name) for name in NETWORKS}
+MODELS.update({name: partial(_made, name) for name in NETWORKS})

@@ -7,9 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewire.pipeline.server.options import Flow
-from edgewire.pipeline.server.schedule import Backpropagation, PipelineScheduleState, Synthetic
+from edgewire.pipeline.server.schedule import PipelineSchedule, PipelineScheduleState
 
 segments, batches = st.integers(1, 5), st.integers(1, 12)
+
+
+def scheduled(flow, count, total, synthetic=False):
+    return PipelineSchedule(flow, synthetic, count, total, PipelineScheduleState())
 
 
 def run(flow, count, choose, check=lambda log, under_way: None):
@@ -51,7 +55,7 @@ def test_every_segment_has_every_mini_batch_once_after_the_one_before(
         assert all(sent[s] - done[s + 1] <= 2 * queue for s in range(count - 1))  # not far ahead
 
     log = run(
-        Synthetic(Flow(schedule, queue, each), count, total, PipelineScheduleState()),
+        scheduled(Flow(schedule, queue, each), count, total, synthetic=True),
         count,
         drawn(data),
         check,
@@ -69,7 +73,7 @@ def test_every_segment_has_every_mini_batch_once_after_the_one_before(
 
 
 def test_a_pipeline_keeps_all_segments_at_work():
-    flow, beats = Synthetic(Flow(queue=1), 3, 5, PipelineScheduleState()), []
+    flow, beats = scheduled(Flow(queue=1), 3, 5, synthetic=True), []
     while not flow.finished:
         beat = list(flow.ready())
         beats.append([(task.segment, task.batch) for task in beat])
@@ -85,7 +89,7 @@ def test_backpropagation_sees_the_same_weights_in_a_mini_batch(
     schedule, count, total, micros, data
 ):
     flow = Flow(schedule, micro_batches=micros)
-    log = run(Backpropagation(flow, count, total, PipelineScheduleState()), count, drawn(data))
+    log = run(scheduled(flow, count, total), count, drawn(data))
     for segment in range(count):
         sent = [t for what, t in log if what == "sent" and t.segment == segment]
         ends = segment == count - 1
@@ -110,6 +114,6 @@ def test_backpropagation_sees_the_same_weights_in_a_mini_batch(
 
 
 def test_in_sequence_one_mini_batch_ends_before_the_next():
-    flow = Backpropagation(Flow("sequential"), 3, 4, PipelineScheduleState())
+    flow = scheduled(Flow("sequential"), 3, 4)
     log = run(flow, 3, lambda busy: busy[0])
     assert [task.batch for _, task in log] == sorted(task.batch for _, task in log)
