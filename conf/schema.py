@@ -10,7 +10,7 @@ the packages are imported.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import cache, partial
 from logging import getLogger
 from typing import Any
@@ -221,10 +221,9 @@ def declared() -> DictConfig:
     `+`.
     """
     schema = OmegaConf.structured(Config)
-    for key, kind in group_types().items():
-        keys = open_group(key) if key in OWN else asdict(kind())
+    for key in (*group_types(), "logger"):
+        keys = OmegaConf.to_container(schema[key])
         schema[key] = OmegaConf.create(keys, flags={"struct": False})
-    schema["logger"] = OmegaConf.create({}, flags={"struct": False})
     assert isinstance(schema, DictConfig)
     return schema
 

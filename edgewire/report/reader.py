@@ -191,18 +191,10 @@ def readable(
 
 def folders(top: Path) -> Iterator[tuple[Path, set[str]]]:
     """Yield `top` and each folder below it with the names in it. Links are not followed."""
-    waiting = [(top, 0)]
-    while waiting:
-        folder, depth = waiting.pop()
-        try:
-            with os.scandir(folder) as found:
-                entries = list(found)
-        except OSError:
-            continue
-        yield folder, {entry.name for entry in entries}
-        below = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
-        if depth < DEEPEST:
-            waiting += [(folder / name, depth + 1) for name in below if name not in INNER]
+    for folder, below, files in os.walk(top):
+        yield Path(folder), {*below, *files}
+        deepest = len(Path(folder).parts) - len(top.parts) == DEEPEST
+        below[:] = [name for name in below if name not in INNER and not deepest]
 
 
 def lines_of(opened: BinaryIO) -> Iterator[bytes]:
