@@ -62,8 +62,7 @@ def explained(error: BaseException, words: Sequence[str]) -> str:
         key, word = found[1], str(error).rpartition(" use +")[2]
         if at.startswith(f"{key}."):
             return f"{word}: {said}"
-        given = any(each.startswith(f"{key}=") for each in words)  # no case of a sweep has it
-        if given and {"-m", "--multirun"} & {*words} and _has_jobs_with(words):
+        if {"-m", "--multirun"} & {*words} and _has_jobs_with(words):
             return f"not all choices of the sweep have {key}: give ++{word}"
         return unknown_key(key)
     return first.rstrip(".") or type(error).__name__
