@@ -1,21 +1,22 @@
 """Says in one line which option of a command line is wrong, and which are valid in its place.
 
-Hydra's errors are texts of several lines, in which the key and the word stand.
+Hydra's errors are texts of several lines. So the words are read again, by Hydra's own parser, and
+compared with the configuration that their choices of groups give.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -23,7 +24,6 @@ from omegaconf.errors import OmegaConfBaseException
 from edgewire.conf.classes import GROUPS, HERE, nested
 from edgewire.conf.load import compose_config
 
-MOST_JOBS = 20  # of a sweep that are composed after an error
 COMMANDS = ("new", "compare", "predict", "export")
 
 
@@ -40,67 +40,89 @@ def explained(error: BaseException, words: Sequence[str]) -> str:
             return f"there is no configuration {name}"
         options = error.options or sorted(path.stem for path in (HERE / group).glob("*.yaml"))
         return f"there is no {group}={name}. there are: {', '.join(options)}"
-    first, cause = next(filter(None, map(str.strip, str(error).splitlines())), ""), error.__cause__
-    theirs = isinstance(error, HydraException | OmegaConfBaseException)
-    for word in () if theirs else filter(_is_nameless, words):
-        return f"{word}: a group takes a name, as model=mlp"
-    at, said = getattr(cause, "full_key", "") or "", str(cause).partition("\n")[0]
-    word = first.removeprefix("Error merging override ")
-    if word != first:
-        key = word.lstrip("+~").partition("=")[0]
-        if word.startswith("~"):
-            return f"{word}: every run has that key"
-        added = word.startswith("+") and not word.startswith("++")
-        return unknown_key(key) if key.startswith(f"{at}.") and not added else f"{word}: {said}"
-    if found := re.match("(Ambiguous value for argument|Sweep parameters) '(.*)'", first):
-        return f"{found[2]} has several values: quote a text, give [a,b], or add -m for a sweep"
-    if found := re.match(r"Could not append [^']*'(.*)'\.\s.*'(.*)'", str(error)):
-        return f"{found[1]} is there already: give {found[2]}"
-    if found := re.match("Could not delete from config. The value of '(.*?)'", first):
-        return f"~{found[1]}: every run has that key"
-    if found := re.match("Could not (?:override|delete.*) '(?!hydra/)([^'@]*)'", first):
-        key, word = found[1], str(error).rpartition(" use +")[2]
-        if at.startswith(f"{key}."):
-            return f"{word}: {said}"
-        if {"-m", "--multirun"} & {*words} and _has_jobs_with(words):
-            return f"not all choices of the sweep have {key}: give ++{word}"
-        return unknown_key(key)
-    return first.rstrip(".") or type(error).__name__
+    with suppress(HydraException, OmegaConfBaseException):  # the choices cannot be composed
+        for found in _faults(words):
+            return found
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-def _is_nameless(word: str) -> bool:
-    """Return whether a word gives a group something else than names of its choices."""
-    with suppress(HydraException):
-        each = OverridesParser.create().parse_override(word)
-        value = each.value()
-        names = value if isinstance(value, list) else [value]
-        group = (HERE / each.key_or_group).is_dir() and not each.is_sweep_override()
-        return group and not all(isinstance(name, str | dict) for name in names)
-    return False  # an option
-
-
-def _has_jobs_with(words: Sequence[str]) -> bool:
-    """Return whether one of a sweep's first jobs can be composed.
-
-    Hydra composes a sweep first without the choices that differ between its jobs.
-    """
-    from edgewire.conf.sweeper import jobs_of  # here, because it searches all plugins
-
+def _faults(words: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with the words of a command line; its options are left out."""
+    several = bool({"-m", "--multirun"} & set(words))
     folders = [each for option, each in pairwise(words) if option in ("--config-dir", "-cd")]
-    own = [f"hydra.searchpath=['file://{Path(each).absolute()}']" for each in folders]
-    given = [word for word in words if not word.startswith("-") and word not in folders]
-    for job in jobs_of({}, OverridesParser.create().parse_overrides(given))[:MOST_JOBS]:
-        with suppress(HydraException, OmegaConfBaseException):
-            compose_config([*own, *job])
-            return True
-    return False
+    chosen = [[f"hydra.searchpath=['file://{Path(each).absolute()}']"] for each in folders]
+    values: list[Override] = []
+    for word in words:
+        if word.startswith(("-", "~")) or "=" not in word:
+            continue
+        each = OverridesParser.create().parse_override(word)
+        group = (HERE / each.key_or_group).is_dir() and not isinstance(each.value(), dict)
+        if each.is_sweep_override() and not several:
+            yield f"{word} has several values: quote a text, give [a,b], or add -m for a sweep"
+        elif each.key_or_group == "hydra.searchpath":
+            chosen.append([word])
+        elif each.key_or_group.startswith("hydra/"):
+            continue
+        elif group:
+            chosen.append([str(variant.input_line) for variant in _variants(each)])
+            value: Any = each.value()
+            names = value if isinstance(value, list) else [value]
+            if not each.is_sweep_override() and not all(isinstance(name, str) for name in names):
+                yield f"{word}: a group takes a name, as model=mlp"
+        else:
+            values += _variants(each)
+    for choices in product(*chosen):
+        groups = {each: each.lstrip("+").partition("=")[0].partition("@")[0] for each in choices}
+        outer = _configuration(*(each for each, group in groups.items() if "/" not in group))
+        there = outer.hydra.runtime.choices
+        wrong = [group for group in groups.values() if "/" in group and group not in there]
+        yield from map(unknown_key, wrong)
+        for each in values:
+            yield from _wrong_value(each, choices)
+    # Hydra composes a sweep first without the choices that differ between its jobs.
+    common = _keys(*(each[0] for each in chosen if len(each) == 1))
+    for each in values:
+        if several and not each.is_add() and each.key_or_group not in common:
+            yield f"not all choices of the sweep have {each.key_or_group}: give ++{each.input_line}"
+    for word in (word for word in words if word.startswith("~")):
+        key = word.lstrip("~").partition("=")[0]
+        yield f"{word}: every run has that key" if key in common else unknown_key(key)
+
+
+def _variants(word: Override) -> list[Override]:
+    """Return the overrides of a sweep's word, one for each value; of another word, the word."""
+    if not word.is_sweep_override():
+        return [word]
+    key, parser = word.get_key_element(), OverridesParser.create()
+    return [parser.parse_override(f"{key}={value}") for value in word.sweep_string_iterator()]
 
 
 @cache
-def _keys() -> frozenset[str]:
-    """Return the dotted keys of the default configuration with Hydra's own, at any depth."""
-    plain = OmegaConf.to_container(compose_config([], hydra=True))
+def _configuration(*choices: str) -> DictConfig:
+    """Return the configuration of choices of groups, with Hydra's own settings."""
+    return compose_config(list(choices), hydra=True)
+
+
+@cache
+def _keys(*choices: str) -> frozenset[str]:
+    """Return the dotted keys of `_configuration`, at any depth."""
+    plain = OmegaConf.to_container(_configuration(*choices))
     return frozenset(key.removeprefix(".") for key, _ in nested("", plain))
+
+
+def _wrong_value(word: Override, choices: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with a key, or what OmegaConf says of its value."""
+    key, known = word.key_or_group, word.key_or_group in _keys(*choices)
+    if not known and not word.is_add():
+        yield unknown_key(key)
+    elif known and word.is_add() and not key.startswith("hydra."):
+        yield f"{key} is there already: give {str(word.input_line).removeprefix('+')}"
+    config = _configuration(*choices).copy()
+    try:
+        OmegaConf.update(config, key, word.value(), force_add=word.is_add())
+    except OmegaConfBaseException as error:
+        yield f"{word.input_line}: {str(error).splitlines()[0]}"
 
 
 def unknown_key(key: str) -> str:
