@@ -72,6 +72,8 @@ def _faults(words: Sequence[str]) -> Iterator[str]:
                 yield f"{word}: a group takes a name, as model=mlp"
         else:
             values += _variants(each)
+    keys = [each.key_or_group for each in values]
+    own = {key.removesuffix("._target_") for key in keys if key.endswith("._target_")}
     for choices in product(*chosen):
         groups = {each: each.lstrip("+").partition("=")[0].partition("@")[0] for each in choices}
         outer = _configuration(*(each for each, group in groups.items() if "/" not in group))
@@ -79,7 +81,8 @@ def _faults(words: Sequence[str]) -> Iterator[str]:
         wrong = [group for group in groups.values() if "/" in group and group not in there]
         yield from map(unknown_key, wrong)
         for each in values:
-            yield from _wrong_value(each, choices)
+            if each.key_or_group.rpartition(".")[0] not in own:
+                yield from _wrong_value(each, choices)
     # Hydra composes a sweep first without the choices that differ between its jobs.
     common = _keys(*(each[0] for each in chosen if len(each) == 1))
     for each in values:

@@ -212,7 +212,7 @@ WRONG = {
             *("dataset._target_=mine_tasks.sorted_classes", "objective=classification"),
             "+model.outputs=5",
         ],
-        "the model has 5 outputs, and the targets go to 5",
+        "the model's outputs are for the targets 0 to 4, and there is a 5",
     ),
     "inputs of float64": (["dataset._target_=mine_tasks.exact"], "give inputs.float()"),
     "a file of its own": (["dataset._target_=mine_tasks.lost"], "No such file or directory"),

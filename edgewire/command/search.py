@@ -25,6 +25,7 @@ from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.metric import MainMetric
 from edgewire.report.reader import ResultsError
 from edgewire.report.runs import Run, by_seed, first_at
+from edgewire.task.errors import listed
 
 # methods that train whole models in rounds of several local steps; `minutes=` takes the first ones
 TRIED = (
@@ -59,7 +60,7 @@ def search(asked: Comparison) -> int:
     if name != "within":
         return _soonest(asked, _metric(asked, name, bound), bound, minutes)
     if bound <= 0 or asked.given.get("bytes", "up") != "up" or minutes < math.inf:
-        raise ConfigError("goal=within: takes points above 0, and beside it bytes=up alone")
+        raise ConfigError("goal=within:POINTS takes points above 0, and bytes=up; no minutes=")
     return _fewest(asked, bound)
 
 
@@ -124,7 +125,10 @@ def _soonest(asked: Comparison, metric: MainMetric, goal: float, minutes: float)
         asked.make(methods[:2], asked.seeds[:1])
         whole = (time.monotonic() - began) / 2  # seconds of a run, and of what a preset takes
         count = int(60 * minutes / whole) - (FINALISTS + 1) * len(asked.seeds)
-        methods = methods[: max(2, count)]
+        few, most = methods[: max(2, count)], len(methods)
+        names = listed([each.name for each in few], most)
+        say(f"in {minutes:g} minutes {len(few)} of {most} methods are tried: {names}")
+        methods = few
     tried = [*chain(*map(asked.at_rates, methods))]
     for share in (4, 2):
         found = asked.make(tried, asked.seeds[:1], asked.rounds // share, shared.VALIDATE)

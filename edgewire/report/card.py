@@ -90,9 +90,15 @@ def _parts(result: Row, folder: Path) -> Iterator[str]:
     yield _table(["node", "samples", "bytes up", "bytes down", f"{main} on its samples"], nodes)
     given = readable(read_overrides, folder) or {}
     # A card goes to others, and a path may name a user.
-    given |= {key: f"PATH/{Path(given[key]).name}" for key in PATHS if key in given}
+    given |= {key: _hidden(given[key]) for key in PATHS if key in given}
     command = shlex.join(["python", "run.py", *(f"{key}={text}" for key, text in given.items())])
     yield USE.format(command=one_line(command.replace("`", "'"), 1000))
+
+
+def _hidden(path: str) -> str:
+    """Return a path's last part below `PATH/`; the path may have Hydra's quotes."""
+    quote = path[:1] if path[:1] in ("'", '"') else ""
+    return f"{quote}PATH/{Path(path.strip(quote or None)).name}{quote}"
 
 
 def _head(result: Row) -> str:

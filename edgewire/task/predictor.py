@@ -149,7 +149,9 @@ class Predictor:
             columns = {"probability": best.values.numpy()} if shares else {}
             shown = {f"{'p' if shares else 'output'}({n})": k for k, n in enumerate(names)}
             columns |= {n: found[:, k].numpy() for n, k in shown.items() if len(names) <= SHOWN}
-            return {"class": names[best.indices.numpy()], **columns}
+            numbers = np.arange(len(names), dtype=object)  # an answer may be none
+            answers = names if self.info.class_names else numbers
+            return {"class": answers[best.indices.numpy()], **columns}
         flat = found[:, None] if found.dim() == 1 else found.flatten(1)
         name = "value" if isinstance(self.objective, Regression) else "output"
         if flat.shape[1] > SHOWN:

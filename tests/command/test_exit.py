@@ -35,6 +35,7 @@ BAD = [
     (["optimiser=sgd"], "there is no key optimiser; did you mean optimizer?"),
     (["workers=2"], "did you mean compression.workers or engine.workers?"),
     (["momentum=0"], "mean compression.momentum or model.momentum or optimizer.momentum?"),
+    (["model._target_=mine.Net", "model.width=4", "roundz=1"], "did you mean rounds"),
     (["partition.alpa=1"], "did you mean partition.alpha, which belongs to partition=dirichlet?"),
     (["hydra.nix=1"], "there is no key hydra.nix; python run.py --help lists all keys"),
     (["optimizer.lr=0.1"], "there is no key optimizer.lr; did you mean lr?"),

@@ -140,7 +140,7 @@ def test_the_model_is_that_of_the_run(words, tmp_path):
     assert logits.shape == (4, 10)
     probabilities = model.outputs(data.test.inputs[:4])
     torch.testing.assert_close(probabilities, logits.softmax(1))
-    assert model.predict(data.test.inputs[0])["class"].to_list() == [str(int(logits[0].argmax()))]
+    assert model.predict(data.test.inputs[0])["class"].to_list() == [int(logits[0].argmax())]
 
 
 OWN = """

@@ -69,7 +69,8 @@ class Classification(Objective):
             return cross_entropy(logits, truth := one(targets), weights)
         except IndexError as error:  # on the CPU, where a run is checked
             last = int(truth.min().clamp(max=0)) or int(truth.max())
-            said = f"the model has {logits.shape[1]} outputs, and the targets go to {last}"
+            top = logits.shape[1] - 1
+            said = f"the model's outputs are for the targets 0 to {top}, and there is a {last}"
             raise TaskError(said) from error
 
     def sums(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> dict[str, Tensor]:
