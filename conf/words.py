@@ -25,6 +25,7 @@ from edgewire.conf.classes import GROUPS, HERE, nested
 from edgewire.conf.load import compose_config
 
 COMMANDS = ("new", "compare", "predict", "export")
+OWN = (*GROUPS, "model", "dataset")  # groups that take a class or function of the user's
 
 
 def explained(error: BaseException, words: Sequence[str]) -> str:
@@ -39,7 +40,8 @@ def explained(error: BaseException, words: Sequence[str]) -> str:
         if not group:
             return f"there is no configuration {name}"
         options = error.options or sorted(path.stem for path in (HERE / group).glob("*.yaml"))
-        return f"there is no {group}={name}. there are: {', '.join(options)}"
+        own = f"; or packages=[PACKAGE] {group}._target_=PACKAGE.NAME" if group in OWN else ""
+        return f"there is no {group}={name}. there are: {', '.join(options)}{own}"
     with suppress(HydraException, OmegaConfBaseException):  # the choices cannot be composed
         for found in _faults(words):
             return found
