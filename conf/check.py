@@ -11,13 +11,11 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
-
-from omegaconf import DictConfig, OmegaConf
 
 from edgewire.compression.codec import Codec
 from edgewire.compression.make import make_codec
@@ -35,23 +33,8 @@ from edgewire.conf.classes import (
 from edgewire.conf.option_group import OptionGroup, expect_within_bounds
 from edgewire.conf.schema import OWN, Config, ConfigError
 
+MORE = "--help says which there are"  # keys
 PRIMITIVES = (bool, int, float, str, NoneType)
-
-
-def expect_declared(node: DictConfig, prefix: str = "") -> None:
-    """Raise `ConfigError` for an undeclared key (`+key=`) or a deleted declared key (`~key`).
-
-    Hydra's schema does not refuse these keys inside groups. The typed object would have an
-    attribute that nothing reads, or a default value in place of the group's value.
-    """
-    kind = OmegaConf.get_type(node)
-    if is_dataclass(kind):
-        names = [entry.name for entry in fields(kind)]
-        expect_keys(prefix, map(str, node), names, names, "--help says which there are")
-    for name in map(str, node):
-        child = node._get_node(name)
-        if isinstance(child, DictConfig) and isinstance(child._value(), dict):  # not null or ???
-            expect_declared(child, f"{prefix}{name}.")
 
 
 def expect_keys(
@@ -73,14 +56,10 @@ def expect_keys(
 
 
 def check_values(config: Config) -> None:
-    """Raise `ConfigError` for the first value that is out of bounds or of the wrong type.
+    """Raise `ConfigError` for methods that are unknown, and for combinations of values.
 
     It does not import torch, which takes seconds; `check_targets` does.
     """
-    try:
-        _check_fields(config, "")
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     codec_of(config), codec_of(config, "gradients"), downlink_of(config)
     if config.network.loss and config.timeout >= FOREVER:
         raise ConfigError(
@@ -104,20 +83,25 @@ def check_targets(config: Config, *, submitted: bool = False) -> None:
             check_target(group, own, submitted=submitted)
 
 
-def _check_fields(node: Any, prefix: str) -> None:
-    """Raise `ValueError` for a value in a dataclass, or in one inside of it, that is not allowed.
+def check_fields(node: Any, prefix: str = "") -> None:
+    """Raise `ValueError` for a key or value in a dataclass, or in one inside of it, that is wrong.
 
-    OmegaConf checks the other types, but not a container that `${...}` names, nor lists in lists.
+    Hydra adds undeclared keys inside groups (`+key=`), which nothing would read. OmegaConf checks
+    the types, but not a container that `${...}` names, nor lists in lists.
     """
+    kinds = get_type_hints(type(node))
+    expect_keys(prefix, vars(node), [*kinds], (), MORE)
     expect_within_bounds(prefix, node)
-    for name, kind in get_type_hints(type(node)).items():
+    for name, kind in kinds.items():
         value, key = getattr(node, name), prefix + name
         names = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        if is_dataclass(value):
-            _check_fields(value, f"{key}.")
-        elif is_dataclass(kind):
+        inner = value if isinstance(value, dict) else {}
+        for place, group in {key: value, **{f"{key}.{k}": v for k, v in inner.items()}}.items():
+            if is_dataclass(group):
+                check_fields(group, f"{place}.")
+        if is_dataclass(kind) and not is_dataclass(value):
             raise ValueError(f"{key} is a group of keys, not one value: {key}.KEY=VALUE")
-        elif list[str] in (kind, *get_args(kind)) and not (names or value is None):
+        if list[str] in (kind, *get_args(kind)) and not (names or value is None):
             raise ValueError(f"{key} must be a list of names: {key}=[NAME,NAME]")
 
 
@@ -185,14 +169,10 @@ def _codec(group: str, options: dict[str, Any]) -> Codec:
 
 @dataclass(frozen=True)
 class Target:
-    """A checked class and its checked arguments: plain values, and other `Target`s.
-
-    `groups`: the class's parameters that take an `OptionGroup`. Their fields are in `options`.
-    """
+    """A checked class and its checked arguments: plain values, and other `Target`s."""
 
     make: Callable[..., Any]
     options: dict[str, Any]
-    groups: tuple[inspect.Parameter, ...] = ()
 
     def made(self, *args: Any, **options: Any) -> Any:
         """Return a new object of the class, made with the checked arguments and the caller's.
@@ -203,11 +183,6 @@ class Target:
             key: value.made() if isinstance(value, Target) else copy.deepcopy(value)
             for key, value in self.options.items()
         }
-        for parameter in self.groups:
-            if given := {key: own.pop(key) for key in _fields_of(parameter) if key in own}:
-                default, kind = parameter.default, parameter.annotation
-                same = isinstance(default, kind)
-                own[parameter.name] = replace(default, **given) if same else kind(**given)
         if twice := own.keys() & options.keys():
             key = min(twice)
             hint = f"give {key}= in its place" if hasattr(Config, key) else "drop it"
@@ -291,7 +266,12 @@ def checked_target(group: str, node: Mapping[Any, Any], target: Callable[..., An
         _expect_values(f"{group}.{key}", value)
         if key in parameters:
             _check_type(f"{group}.{key}", value, annotation)
-    return Target(target, options, groups)
+    for group in groups:
+        if own := {key: options.pop(key) for key in _fields_of(group) if key in options}:
+            given = isinstance(group.default, group.annotation)
+            make = partial(replace, group.default) if given else group.annotation
+            options[group.name] = Target(make, own)
+    return Target(target, options)
 
 
 def _expect_values(key: str, value: Any) -> None:

@@ -18,10 +18,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from edgewire.conf.check import check_targets, check_values, expect_declared, expect_keys
+from edgewire.conf.check import MORE, check_fields, check_targets, check_values, expect_keys
 from edgewire.conf.classes import GROUPS
 from edgewire.conf.classes import HERE as HERE
-from edgewire.conf.own_packages import import_packages, qualified, with_fingerprints
+from edgewire.conf.own_packages import fingerprint, import_packages, qualified
 from edgewire.conf.schema import OWN, Config, ConfigError, declared, group_types
 from edgewire.conf.trust import (
     NodeGrants,
@@ -52,10 +52,12 @@ def typed(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
     It does not check the options of the classes that groups name as `_target_`. It imports
     `packages`, whose imports may take seconds.
     """
-    expect_declared(composed)
+    names = [entry.name for entry in fields(Config)]
+    expect_keys("", map(str, composed), names, names, MORE)
     try:
-        packages = import_packages(_packages_of(composed), machine)
         config = cast(Config, OmegaConf.to_object(_counting(composed)))
+        check_fields(config)
+        packages = import_packages(config.packages, machine)
         for key in (*GROUPS, *OWN):
             setattr(config, key, qualified(key, getattr(config, key), packages))
         for key, kind in group_types().items():
@@ -66,15 +68,6 @@ def typed(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
         confine(config, machine)
     check_values(config)
     return config
-
-
-def _packages_of(composed: DictConfig) -> list[str]:
-    """Return `packages`. Raises `ConfigError` if it is no list of names."""
-    node = OmegaConf.select(composed, "packages")
-    found = OmegaConf.to_container(node) if OmegaConf.is_list(node) else node
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise ConfigError("packages must be a list: packages=[NAME,NAME]")
-    return found
 
 
 def _own(key: str, node: Any, kind: type[Any]) -> Any:
@@ -115,6 +108,7 @@ def _own(key: str, node: Any, kind: type[Any]) -> Any:
     found: Any = OmegaConf.to_object(typed)
     if key in OWN:
         found.own = {"_target_": target, **others} if target else {}
+    check_fields(found, f"{key}.")
     return found
 
 
@@ -156,7 +150,8 @@ def run_config(composed: DictConfig, output: str = "") -> dict[str, str]:
         plain.pop(key, None)
     if (file := plain["model"].get("file")) and not plain["model"].get("sha256"):
         plain["model"]["sha256"] = sha256_of(file)
-    plain["packages"] = with_fingerprints(_packages_of(composed))
+    names = [word.partition("@")[0] for word in plain["packages"]]
+    plain["packages"] = [f"{name}@{fingerprint(name)}" for name in names]
     values = {"config": json.dumps(plain, separators=(",", ":")), "output": output}
     mark_as_local(values)
     return values

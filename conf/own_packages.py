@@ -17,7 +17,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
@@ -25,6 +25,7 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
+from edgewire.conf.classes import nested
 from edgewire.conf.schema import ConfigError
 from edgewire.conf.trust import ALLOW, NodeGrants, abbreviate
 from edgewire.import_names import FOLDERS as SUBPACKAGES
@@ -82,12 +83,6 @@ def _expect_name(name: str) -> None:
         )
     if name not in OURS and name in {*sys.stdlib_module_names, *SUBPACKAGES}:
         raise ConfigError(f"packages=[{name}]: Python or EdgeWire has this name: rename yours")
-
-
-def with_fingerprints(words: Iterable[str]) -> list[str]:
-    """Return packages as `NAME@FINGERPRINT`."""
-    names = [word.partition("@")[0] for word in words]
-    return [f"{name}@{fingerprint(name)}" for name in names]
 
 
 @functools.cache  # a process keeps the version that it has imported first
@@ -172,25 +167,20 @@ def _spec_of(name: str) -> ModuleSpec:
 
 
 def qualified(group: str, node: Any, packages: Sequence[str]) -> Any:
-    """Return a group's values with each `_target_` without a dot as `PACKAGE.NAME`.
+    """Replace each `_target_` without a dot in a group's values by `PACKAGE.NAME`; return them.
 
     The first of `packages` that has the name is taken. Raises `ConfigError` if none has it.
     """
-    if isinstance(node, list):
-        return [qualified(group, each, packages) for each in node]
-    if not isinstance(node, Mapping):
-        return node
-    found = {key: qualified(f"{group}.{key}", value, packages) for key, value in node.items()}
-    if isinstance(name := found.get("_target_"), str) and name.isidentifier():
-        found["_target_"] = _qualified_name(f"{group}._target_", name, packages)
-    return found
-
-
-def _qualified_name(key: str, name: str, packages: Sequence[str]) -> str:
-    for package in packages:
-        if name in vars(sys.modules[package]):
-            return f"{package}.{name}"
-    said = f"it is in none of packages=[{','.join(packages)}]; " if packages else ""
-    raise ConfigError(
-        f"{key}={abbreviate(name)}: {said}give PACKAGE.NAME, or packages=[PACKAGE] beside it"
-    )
+    for key, inner in nested(group, node):
+        name = inner.get("_target_") if isinstance(inner, dict) else None
+        if not isinstance(name, str) or not name.isidentifier():
+            continue
+        package = next((each for each in packages if name in vars(sys.modules[each])), None)
+        if package is None:
+            said = f"it is in none of packages=[{','.join(packages)}]; " if packages else ""
+            raise ConfigError(
+                f"{key}._target_={abbreviate(name)}: {said}give PACKAGE.NAME, or "
+                "packages=[PACKAGE] beside it"
+            )
+        inner["_target_"] = f"{package}.{name}"
+    return node

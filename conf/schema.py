@@ -11,7 +11,7 @@ the packages are imported.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, make_dataclass
-from functools import cache, partial
+from functools import cache
 from logging import getLogger
 from typing import Any
 
@@ -100,14 +100,6 @@ class ModelConfig:
 OWN = {"dataset": DatasetConfig, "model": ModelConfig}  # groups that may name a class of the user's
 
 
-def open_group(key: str) -> dict[str, Any]:
-    """Return the defaults of a group of `OWN`; its `_target_` may have more keys."""
-    declared = OmegaConf.to_container(OmegaConf.structured(OWN[key]))
-    assert isinstance(declared, dict)
-    del declared["own"]
-    return {**{str(name): value for name, value in declared.items()}, "_target_": None}
-
-
 @cache
 def _compression_types(options: tuple[tuple[str, type], ...]) -> tuple[type, type]:
     """Return the dataclasses of `compression` and `downlink`; an option's default is None."""
@@ -181,9 +173,9 @@ class Config:
     compression: Any = field(default_factory=CompressionConfig)
     downlink: Any = field(default_factory=DownlinkConfig)
     gradients: Any = field(default_factory=CompressionConfig)
-    dataset: Any = field(default_factory=partial(open_group, "dataset"))
+    dataset: Any = field(default_factory=DatasetConfig)
     partition: Any = MISSING
-    model: Any = field(default_factory=partial(open_group, "model"))
+    model: Any = field(default_factory=ModelConfig)
     adapter: Any = MISSING
     local: Any = MISSING
     objective: Any = MISSING
@@ -222,7 +214,9 @@ def declared() -> DictConfig:
     """
     schema = OmegaConf.structured(Config)
     for key in (*group_types(), "logger"):
-        keys = OmegaConf.to_container(schema[key])
+        keys: Any = OmegaConf.to_container(schema[key])
+        if key in OWN:
+            keys["_target_"] = keys.pop("own") or None
         schema[key] = OmegaConf.create(keys, flags={"struct": False})
     assert isinstance(schema, DictConfig)
     return schema

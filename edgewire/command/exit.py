@@ -34,12 +34,15 @@ class Caller:
     """`python`: whether Python code has called; it gets results and exceptions, not lines.
 
     `shell`: whether that code belongs to a command, so that hints are for a shell. `progress`:
-    whether to show the progress of a run.
+    whether to show the progress of a run. `folder`: the folder of the run that this process has
+    begun last; `columns`: those of the table that were printed last.
     """
 
     python = False
     shell = False
     progress = True
+    folder: Path | None = None
+    columns = ""
 
 
 CALLER = Caller()  # of the command that is running

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from edgewire.command.survey import cost_of, surveyed
+from edgewire.command.engine import engine_for, job_of
 from edgewire.conf.load import HERE as CONF
 from edgewire.conf.load import typed
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, confine_data
+from edgewire.strategy.run.whole_files import replace_file
 from edgewire.task.tables.columns import SURVEY, Columns
 
 if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
@@ -27,6 +29,7 @@ if TYPE_CHECKING:  # they take seconds to import, and are imported where they ar
 
     from edgewire.task.datasets import Data
 
+SURVEYED = "columns.json"  # in a run's folder: the columns, and what the survey has cost
 SUPERLINK = "edgewire.engines.superlink.run_on_superlink"  # submits runs to a running server
 TABLE = "edgewire.task.datasets.table.table"
 TABLE_MLP = "edgewire.task.models.vectors.table_mlp"
@@ -115,6 +118,34 @@ def _sized(model: DictConfig, columns: Columns) -> DictConfig:
     kept = {key: value for key, value in model.items() if key not in before or value != before[key]}
     sizes |= {"channels": transform.windows, "outputs" if sizes else "classes": outputs}
     return cast(DictConfig, OmegaConf.merge(new, kept, sizes))
+
+
+def surveyed(composed: DictConfig, folder: Path) -> str:
+    """Ask the nodes for the columns of their tables, in a run of its own before the training.
+
+    Return them as JSON, and write them into the run's folder. The files of a survey that fails stay
+    in the folder `survey`.
+    """
+    place = folder / SURVEY
+    asking = cast(DictConfig, OmegaConf.merge(composed, {"dataset": {"columns": SURVEY}}))
+    config = typed(asking)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    task = job_of(config, asking, place)
+    engine_for(config, task)(task)
+    found = (place / SURVEYED).read_text(encoding="utf-8")
+    replace_file(folder / SURVEYED, found)
+    shutil.rmtree(place)
+    return found
+
+
+def cost_of(folder: Path) -> Mapping[str, Any]:
+    """Return what a run's survey has cost, and found: nodes, bytes and rows; {} without survey."""
+    try:
+        found = json.loads((folder / SURVEYED).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return cast(Mapping[str, Any], found.get("survey", {}))
 
 
 def with_objective(composed: DictConfig, folder: Path) -> DictConfig:

@@ -26,7 +26,14 @@ from rich.logging import RichHandler
 
 from edgewire.command.engine import engine_for, job_of
 from edgewire.command.exit import CALLER, Diverged, Failed, clear_errors
-from edgewire.command.from_data import as_the_server_reads, from_data, is_submitted, loaded
+from edgewire.command.from_data import (
+    SURVEYED,
+    as_the_server_reads,
+    cost_of,
+    from_data,
+    is_submitted,
+    loaded,
+)
 from edgewire.command.run_lock import run_lock
 from edgewire.command.saved_config import (
     RESUME,
@@ -36,8 +43,6 @@ from edgewire.command.saved_config import (
     own_folders_of,
     resumes,
 )
-from edgewire.command.survey import FILE as COLUMNS
-from edgewire.command.survey import cost_of
 from edgewire.command.sweep import (
     BASIC,
     REFUSED,
@@ -80,16 +85,6 @@ silent = Console(quiet=True)
 log = logging.getLogger("edgewire")
 
 
-class LastRun:
-    """`folder`: the folder of the run that this process has begun last; `columns`: its table's."""
-
-    folder: Path | None = None
-    columns: str | None = None
-
-
-RUN = LastRun()
-
-
 def job(composed: DictConfig) -> None:
     """Run one configuration, and raise `Failed` if it fails.
 
@@ -98,7 +93,7 @@ def job(composed: DictConfig) -> None:
     """
     hydra = HydraConfig.get()
     name_algorithm(composed, hydra.runtime.choices)
-    folder = RUN.folder = Path(hydra.runtime.output_dir)
+    folder = CALLER.folder = Path(hydra.runtime.output_dir)
     sweep, began, held = hydra.mode is RunMode.MULTIRUN, time.time(), ExitStack()
     place = Path(hydra.sweep.dir, REFUSED, str(hydra.job.num)) if sweep else folder
     try:
@@ -155,7 +150,7 @@ def run(composed: DictConfig, folder: Path) -> None:
         with delayed():  # a process cannot import torch again after an interrupted import
             import_module("torch")
     if not resumes():
-        (folder / COLUMNS).unlink(missing_ok=True)
+        (folder / SURVEYED).unlink(missing_ok=True)
         engine_for(config, job_of(config, composed, folder))  # refuses before data are read
     finished = composed
     if hydra.job.name != RESUME:
@@ -163,8 +158,8 @@ def run(composed: DictConfig, folder: Path) -> None:
     if finished is not composed:
         composed, config = finished, typed(finished)
         write_configuration(composed, folder)
-        if (columns := config.dataset.own.get("columns")) and columns != RUN.columns:
-            RUN.columns = columns
+        if (columns := config.dataset.own.get("columns")) and columns != CALLER.columns:
+            CALLER.columns = columns
             screen.print("\n".join(Columns.from_json(columns).lines()), markup=False)
             if cost := cost_of(folder):
                 screen.print(

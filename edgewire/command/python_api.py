@@ -21,7 +21,6 @@ from hydra.core.global_hydra import GlobalHydra
 
 from edgewire.command.exit import CALLER, Failed, RunFailed, Stopped, mistakes_fail
 from edgewire.command.hydra_main import run_hydra
-from edgewire.command.job import RUN
 from edgewire.command.python_data import data_in
 from edgewire.command.run_result import RunResult, SweepResult
 from edgewire.command.saved_config import CONTINUE, RESUME, START
@@ -62,8 +61,8 @@ def train(
         run_hydra([*_folder(config_dir), *words])
     if line:
         warnings.warn(line[0], stacklevel=2)
-    assert RUN.folder is not None
-    return RunResult(RUN.folder, {each.__module__ for each in values.values() if callable(each)})
+    assert CALLER.folder is not None
+    return RunResult(CALLER.folder, {each.__module__ for each in values.values() if callable(each)})
 
 
 def sweep(
@@ -129,7 +128,7 @@ def _called(progress: bool, shell: bool = False) -> Iterator[list[str]]:
     variables, path, drawn = dict(os.environ), [*sys.path], random.getstate()
     argv, hydra = sys.argv, GlobalHydra.instance()
     users, hydra.hydra = hydra.hydra, None  # the user's own use of Hydra goes on afterwards
-    RUN.folder = None
+    CALLER.folder = None
     CALLER.python, CALLER.progress, CALLER.shell = True, progress, shell
     try:
         yield line

@@ -54,8 +54,8 @@ BESIDE = ("engine.", "logger=", "logger.", "+logger.", "verbose=", "checkpoint_e
 FILES = ("dataset.root=", "model.file=")  # a resumed run may find its files at other paths
 # what the words that name a folder allow beside them, and what they take
 BESIDE_OF = {
-    RESUME: (*BESIDE, *FILES),
     CONTINUE: (*BESIDE, "stop_on_failure=", "hydra/launcher=", "hydra.launcher."),
+    RESUME: (*BESIDE, *FILES),
     START: ("",),
 }
 TAKES = {CONTINUE: "sweep, such as multirun/DATE/TIME"}
@@ -141,7 +141,7 @@ def started_in(argv: list[str]) -> Path:
     """
     files: dict[str, Path | str] = {RESUME: OF_HYDRA, START: OF_HYDRA, CONTINUE: "multirun.yaml"}
     for key, _, folder in (word.partition("=") for word in argv):
-        with suppress(Exception):  # another word, or a folder that `resuming` refuses
+        with suppress(Exception):  # another word, or a folder that `again` refuses
             found = Path(_hydras(Path(folder).expanduser() / files[key])["runtime"]["cwd"])
             if found.is_dir():
                 return found
@@ -161,32 +161,25 @@ def own_folders_of(run: Path) -> list[Path]:
     return [*mine, Path.cwd()]
 
 
-def starting(argv: list[str]) -> list[str]:
-    """Return Hydra's command line for the command line `argv`, which contains `start=RUN`.
+def again(key: str, argv: list[str]) -> list[str]:
+    """Return Hydra's command line for the command line `argv`, which contains `key`=RUN.
 
-    The new run has RUN's configuration, and begins with its model. Raises `ConfigError` for a
-    folder without a configuration.
+    `key`: RESUME, to go on in RUN's folder; or START, for a new run with RUN's configuration that
+    begins with its model. Raises `ConfigError` as `apart`, for a run that cannot be resumed, and
+    for a folder without a configuration.
     """
-    folder, others = apart(START, argv)
-    model = [f"model.file={quoted(str(folder / MODEL))}", "model.sha256=null", "++model.new=null"]
+    folder, others = apart(key, argv)
+    words = [*map(_from_here, others)]
+    if key == START:
+        own = [f"model.file={quoted(str(folder / MODEL))}", "model.sha256=null", "++model.new=null"]
+        # a class of the user's own may have more options than RUN's command gave
+        words = [f"{'++' * word.startswith(('dataset.', 'model.'))}{word}" for word in words]
+    else:
+        if not (folder / PLACE).is_file():  # if the file exists, the checkpoint is at a SuperLink
+            expect(folder)
+        own = [f"hydra.run.dir={quoted(str(folder))}", f"hydra.job.name={RESUME}"]
     saved = ["--config-path", str(folder / HYDRA), "--config-name", "config"]
-    # a class of the user's own may have more options than RUN's command gave
-    own = ("dataset.", "model.")
-    words = (f"{'++' * word.startswith(own)}{word}" for word in map(_from_here, others))
-    return command_line([*saved, *model, *words])
-
-
-def resuming(argv: list[str]) -> list[str]:
-    """Return Hydra's command line for the command line `argv`, which contains `resume=RUN`.
-
-    Raises `ConfigError` as `apart`, and if the run cannot be resumed.
-    """
-    folder, others = apart(RESUME, argv)
-    if not (folder / PLACE).is_file():  # if the file exists, the checkpoint is at a SuperLink
-        expect(folder)
-    own = [f"hydra.run.dir={quoted(str(folder))}", f"hydra.job.name={RESUME}"]
-    saved = ["--config-path", str(folder / HYDRA), "--config-name", "config"]
-    return command_line([*saved, *own, *map(_from_here, others)])
+    return command_line([*saved, *own, *words])
 
 
 def _from_here(word: str) -> str:
@@ -234,9 +227,9 @@ def command_line(argv: list[str]) -> list[str]:
     A relative `--config-path` is relative to the working directory, as users expect. In Hydra it
     would be relative to the module of the task function. Raises `ConfigError`.
     """
-    for key, read in ((CONTINUE, continuing), (RESUME, resuming), (START, starting)):
+    for key in BESIDE_OF:
         if any(word.startswith(f"{key}=") for word in argv):
-            return read(argv)
+            return continuing(argv) if key == CONTINUE else again(key, argv)
     given, argv = options_first(argv)
     if given.config_path is None or "://" in given.config_path:
         return argv
