@@ -77,7 +77,7 @@ from edgewire.deploy.server.duplicates import SIZE, DuplicateNodes
 from edgewire.deploy.server.incomplete_replies import IncompleteReplies
 from edgewire.deploy.server.keyed_condition import KeyedCondition
 from edgewire.deploy.server.large_bodies import LargeBodies, LargeResponse
-from edgewire.deploy.server.node_registry import called, state_of, status_of
+from edgewire.deploy.server.node_registry import called, keep_nodes, state_of, status_of
 from edgewire.deploy.server.redelivery import Redelivery
 from edgewire.deploy.server.run_files import results_of
 from edgewire.deploy.server.signed_uploads import SMALL, BodyBudget, expect_signed, length_of
@@ -109,7 +109,7 @@ class BundleApi:
     `output`: the folder that holds each run's folder of results; None: no files are served.
     `budget`: the memory for the bodies of compact pushes. `states`: what is known of the nodes.
     `tidy`: is called in a thread with the SuperLink's state, when the server starts.
-    `enrolment`: the tokens of new devices.
+    `enrolment`: the tokens of new devices, and the file of registered nodes.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class BundleApi:
         enrolment: Enrolment | None = None,
     ) -> None:
         self._app, self._output, self._budget, self._states = app, output, budget, states
-        self._large, self._tidy = LargeBodies(), tidy
+        self._large, self._tidy, self._enrolment = LargeBodies(), tidy, enrolment
         self._bell, self._handed, self._twins = KeyedCondition(), Redelivery(), DuplicateNodes()
         self._arriving = IncompleteReplies()
         self._sending = Counter[str]()  # public key of a node -> calls of `_flowers`
@@ -157,6 +157,8 @@ class BundleApi:
             logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
             logging.getLogger("flwr").addFilter(lambda line: not str(line.msg).startswith(QUIET))
             TaskProcesses(state := state_of(scope))
+            if self._enrolment is not None:
+                keep_nodes(state, self._enrolment.nodes)
             self._twins.called = partial(called, state=state)
             threading.Thread(target=self._tidy, args=(state,), daemon=True).start()
         answer = self._route(scope) if scope["type"] == "http" else None
