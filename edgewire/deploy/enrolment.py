@@ -69,7 +69,7 @@ class Enrolment:
     """The tokens in a file, and the calls with them. `nodes`: the file of registered nodes."""
 
     def __init__(self, file: Path, nodes: Path, ca: Path) -> None:
-        self._file, self._nodes, self._ca, self._lock = file, nodes, ca, Lock()
+        self.nodes, self._file, self._ca, self._lock = nodes, file, ca, Lock()
         self._tokens = dict[str, Token]()
         try:
             found = json.loads(file.read_bytes()) if file.exists() else {}
@@ -100,7 +100,7 @@ class Enrolment:
                     del state.node_public_key_to_node_id[node.public_key]
                     node.public_key = key
                     state.node_public_key_to_node_id[key] = node.node_id
-                save(state, self._nodes)
+                save(state, self.nodes)
                 log.info("%s has come with its new key: the old one has ended", token.name)
                 break
         return fleet.activate_node(request, state)
@@ -152,7 +152,6 @@ class Enrolment:
                     NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, pem, HEARTBEAT_DEFAULT_INTERVAL,
                     name=token.name,
                 )  # fmt: skip
-                save(state, self._nodes)
             token.key = pem.decode()
             self._write()  # after the node, so that a device whose server was killed may come again
         log.info("%s has enrolled", token.name)

@@ -1,6 +1,6 @@
 """`python -m edgewire.deploy.install`: makes this device a node, as a service of systemd.
 
-    sudo python -m edgewire.deploy.install kitchen.tar             from `keys bundle kitchen`
+    sudo python -m edgewire.deploy.install kitchen.json            from `keys bundle kitchen`
     sudo python -m edgewire.deploy.install 'edgewire://HOST:...'   from `keys enrol kitchen`
 
 The files go to /etc/edgewire, and the unit to /etc/systemd/system. With a link the device makes its
@@ -13,11 +13,10 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
-import io
+import json
 import re
 import subprocess
 import sys
-import tarfile
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -33,7 +32,7 @@ from edgewire.machine.proxies import expect_address, keep_loopback_direct
 from edgewire.machine.surroundings import print_any_text
 
 KEY, CA, ENV = "node.key", "ca.crt", "node.env"
-LARGEST = 1 << 16  # bytes of a file in a tar
+LARGEST = 1 << 16  # bytes of a bundle, and of a CA's certificate
 FOLDER, UNITS, UNIT = "etc/edgewire", "etc/systemd/system", "edgewire-node.service"
 PROJECT, EXPECTED = Path(__file__).parents[2], "/opt/edgewire"  # this one, and that of the unit
 HIDDEN = re.compile("/(home|root|run/user)/")  # the unit hides these folders from the node
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reader = argparse.ArgumentParser("python -m edgewire.deploy.install", None, text, more)
     reader.formatter_class = argparse.RawDescriptionHelpFormatter
     add = reader.add_argument
-    add("source", metavar="FILE|LINK", help="NAME.tar, or edgewire://HOST:PORT#HASH/TOKEN")
+    add("source", metavar="FILE|LINK", help="NAME.json, or edgewire://HOST:PORT#HASH/TOKEN")
     add("--node-config", metavar="KEY=VALUE", help="such as 'data=\"/its/folder\"'")
     add("--root", type=Path, default=Path("/"), help="a system's folder, which starts later")
     given = reader.parse_args(arguments)
@@ -72,7 +71,7 @@ def install(source: str, root: Path, config: str | None = None) -> list[str]:
     try:
         new.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o755)
-        address, said, token = (_of_link if by_link else _of_tar)(source, new)
+        address, said, token = (_of_link if by_link else _of_bundle)(source, new)
         text = env_of(address, said if config is None else config)
         options = ["--superlink", address, "--state", ".", "--root-certificates", str(new / CA)]
         given = node.parser().parse_args(options)
@@ -116,42 +115,28 @@ def env_of(address: str, config: str) -> str:
     return text
 
 
-def packed(key: Path, ca: Path, env: str) -> bytes:
-    """Return the tar of a node, given its key's file, the CA's, and the content of node.env."""
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as tar:
-        for name, each in {KEY: key.read_bytes(), CA: ca.read_bytes(), ENV: env.encode()}.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(each), 0o600
-            tar.addfile(member, io.BytesIO(each))
-    return content.getvalue()
+def packed(key: Path, ca: Path, address: str, config: str) -> bytes:
+    """Return the bundle of a node, given its key's file, the CA's, and the values of node.env."""
+    files = {KEY: key.read_text(), CA: ca.read_text()}
+    return json.dumps({"superlink": address, "node-config": config, **files}, indent=1).encode()
 
 
-def _of_tar(file: str, folder: Path) -> tuple[str, str, str]:
-    """Write the key and the CA of a tar of `packed` to a folder; return the address, the config.
+def _of_bundle(file: str, folder: Path) -> tuple[str, str, str]:
+    """Write the key and the CA of a bundle of `packed` to a folder; return the address, the config.
 
-    The third word is "", for there is no token. Raises `UsageError` for any other file. A member's
-    name is never used as a path.
+    The third word is "", for there is no token. Raises `UsageError` for any other file.
     """
-    found = dict[str, bytes]()
     try:
-        if Path(file).stat().st_size > 8 * LARGEST:
-            raise ValueError("it is too large")
-        with tarfile.open(file, "r:") as tar:
-            for each in tar:
-                fits = each.isreg() and 0 < each.size <= LARGEST and each.name not in found
-                stream = tar.extractfile(each) if fits else None
-                if each.name not in (KEY, CA, ENV) or stream is None:
-                    raise ValueError(f"it holds {each.name!r}")
-                found[each.name] = stream.read()
-        env = _ENV.fullmatch(found[ENV].decode())
-        if env is None:
-            raise ValueError(f"its {ENV} has other lines")
-        for name in (KEY, CA):
-            write_file(folder / name, found[name])
-    except (tarfile.TarError, KeyError, ValueError, FileNotFoundError) as error:
+        with open(file, "rb") as stream:
+            said = json.loads(stream.read(LARGEST))
+        address, config, *files = (str(said[n]) for n in ("superlink", "node-config", KEY, CA))
+        if not (address + config).isprintable():
+            raise ValueError("it holds control characters")
+        for name, content in zip((KEY, CA), files, strict=True):
+            write_file(folder / name, content.encode())
+    except (KeyError, TypeError, ValueError, RecursionError, FileNotFoundError) as error:
         raise UsageError(f"{file} is no bundle of `keys bundle`: {one_line(str(error))}") from error
-    return env[1], env[2], ""
+    return address, config, ""
 
 
 def _of_link(link: str, folder: Path) -> tuple[str, str, str]:

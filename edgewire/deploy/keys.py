@@ -3,7 +3,7 @@
     python -m edgewire.deploy.keys server my.server.org 203.0.113.5   a CA, the server's certificate
     python -m edgewire.deploy.keys node kitchen garden                a key for each of these nodes
     python -m edgewire.deploy.keys register kitchen garden            let these nodes take part
-    python -m edgewire.deploy.keys bundle kitchen                     kitchen.tar, to install there
+    python -m edgewire.deploy.keys bundle kitchen                    kitchen.json, to install there
     python -m edgewire.deploy.keys enrol kitchen               a link, by which it makes its own key
     python -m edgewire.deploy.keys list                                list the registered nodes
     python -m edgewire.deploy.keys revoke garden                      end this node's registration
@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
         "node": (_node, "make keys of nodes"),
         "register": (_register, "let nodes take part"),
         "revoke": (_revoke, "let nodes take part no more"),
-        "bundle": (_bundle, "write NAME.tar for edgewire.deploy.install, with a key"),
+        "bundle": (_bundle, "write NAME.json for edgewire.deploy.install, with a key"),
         "enrol": (_enrol, "let a device register itself by a link, within a day"),
         "ca": (_next_ca, "make a new CA beside the old one"),
         "list": (_list, "say who may take part"),
@@ -175,15 +175,16 @@ def _register(given: argparse.Namespace) -> list[str]:
 
 
 def _bundle(given: argparse.Namespace) -> list[str]:
-    env, lines = env_of(_address(given), given.node_config), list[str]()
+    address, lines = _address(given), list[str]()
+    env_of(address, given.node_config)
     certificate_in(ca := given.keys / f"{CA}.crt")
     for name in given.names:
         key, _ = node_files(given.keys, name)
         if not key.exists():
             lines += [f"made {path}" for path in make_node(given.keys, name)]
         private_key(key)
-        content = packed(key, ca, env)
-        lines.append(f"made {write_new(Path(f'{name}.tar'), content, SECRET)}: it holds a key")
+        content = packed(key, ca, address, given.node_config)
+        lines.append(f"made {write_new(Path(f'{name}.json'), content, SECRET)}: it holds a key")
     return lines
 
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 _EPOCH, _TICK = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 _HEADER = struct.Struct("<qQHB")
 LONGEST = _HEADER.size + 255  # bytes of the longest signed header
+PROCESS = 4  # bytes of the random number of a node's process, which follows in a pull
 
 
 class SignedHeader(NamedTuple):

@@ -12,20 +12,18 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from edgewire.machine.errors import Ended
+from edgewire.machine.startup_signals import INTERRUPTS, handled
 
 _MARKER = "EDGEWIRE_PROCESS_TREE"
-_INTERRUPTS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-_Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 # Linux then ends a process when its parent ends, even by SIGKILL. The setting survives the exec.
 _TIED = (
@@ -150,36 +148,21 @@ def orderly_exit() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise Ended(128 + number)
 
-    default = [number for number in _INTERRUPTS if signal.getsignal(number) is signal.SIG_DFL]
-    with _handled(default, leave):
+    default = [number for number in INTERRUPTS if signal.getsignal(number) is signal.SIG_DFL]
+    with handled(dict.fromkeys(default, leave)):
         yield
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Within this context interrupts are ignored: a second Ctrl-C must not stop a cleanup."""
-    with _handled(_INTERRUPTS, signal.SIG_IGN):
-        yield
+def undisturbed() -> AbstractContextManager[object]:
+    """Return a context in which interrupts are ignored: a second Ctrl-C must not stop a cleanup."""
+    return handled(dict.fromkeys(INTERRUPTS, signal.SIG_IGN))
 
 
 @contextmanager
 def delayed() -> Iterator[None]:
     """Within this context interrupts are delayed: at its end the last one is handled."""
     asked: list[int] = []
-    with _handled(_INTERRUPTS, lambda number, frame: asked.append(number)):
+    with handled(dict.fromkeys(INTERRUPTS, lambda number, frame: asked.append(number))):
         yield
     if asked:
         signal.raise_signal(asked[-1])
-
-
-@contextmanager
-def _handled(numbers: list[signal.Signals], handler: _Handler) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread can set handlers, and only it receives signals
-        return
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)

@@ -2,11 +2,13 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LINE = b"stopped: no run was under way\n"
 
 
@@ -20,6 +22,23 @@ _before: dict[signal.Signals, Any] = {}  # the handlers that `_leave` has replac
 
 
 @contextmanager
+def handled(handlers: Mapping[signal.Signals, Any]) -> Iterator[dict[signal.Signals, Any]]:
+    """Within this context signals have these handlers; yield those from before.
+
+    Outside of the main thread nothing changes: only that thread can set handlers, and only it
+    receives signals.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield before
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def early_stop() -> Iterator[None]:
     """Within this context SIGINT, SIGTERM and SIGHUP end the process with one line of output.
 
@@ -28,27 +47,18 @@ def early_stop() -> Iterator[None]:
     is not changed.
     """
     usual = (signal.SIG_DFL, signal.default_int_handler)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if (handler := signal.getsignal(number)) in usual:
-            _before[number] = handler
-            signal.signal(number, _leave)
-    try:
-        yield
-    finally:
-        while _before:
-            signal.signal(*_before.popitem())
+    numbers = [number for number in INTERRUPTS if signal.getsignal(number) in usual]
+    with handled(dict.fromkeys(numbers, _leave)) as before:
+        _before.update(before)
+        try:
+            yield
+        finally:
+            _before.clear()
 
 
-@contextmanager
-def under_way() -> Iterator[None]:
-    """Within this context, which is for a run, signals have the handlers from before `early_stop`.
+def under_way() -> AbstractContextManager[object]:
+    """Return a context, for a run, in which signals have the handlers from before `early_stop`.
 
     So a signal does not end the process before the run has cleaned up.
     """
-    for number, handler in _before.items():
-        signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number in _before:
-            signal.signal(number, _leave)
+    return handled(_before)

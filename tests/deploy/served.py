@@ -37,7 +37,6 @@ from edgewire.deploy.monitoring.node_states import FleetStates
 from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.api import BundleApi
 from edgewire.deploy.server.connections import uvicorn_options
-from edgewire.deploy.server.node_registry import Registry
 from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 from edgewire.deploy.signed_header import headers, sign_header
 from edgewire.simulation.workers.node_host import load_object
@@ -74,8 +73,6 @@ class Server:
             cert = certificate or (keys and keys / "server.crt")
             folder = Path() if output is None else output
             app.add_middleware(Monitor, output=folder, certificate=cert, states=self.states)
-        if nodes is not None:
-            app.add_middleware(Registry, file=nodes)
         app.add_middleware(LocalOnly, closed=False)
         self.state = app.state.linkstate_factory.state()
         tls, files = {}, None

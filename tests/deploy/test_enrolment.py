@@ -61,8 +61,7 @@ class Enrolled(RuleBasedStateMachine):
         folder = Path(self.folder.name)
         self.nodes = folder / "nodes.json"
         self.state = type(FIRST)(FIRST.federation_manager, FIRST.object_store)
-        node_registry.restore(self.state, self.nodes)
-        node_registry.keep_ids(self.state)
+        node_registry.keep_nodes(self.state, self.nodes)
         self.tool = Enrolment(folder / "tokens.json", self.nodes, folder / "ca.crt")
 
     def post(self, path, query="", content=b""):

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from edgewire.deploy.device.deaths import MOST
-from edgewire.deploy.server import api, redelivery
+from edgewire.deploy.server import api, node_processes
 from edgewire.protocol.choose_grid import bundled
 from tests.deploy.processes import ROOT, eventually
 from tests.deploy.served import Server
@@ -103,7 +103,7 @@ class Restarted:
         ("objects-after", [MOST, 1, 1], GIVEN_UP),
         ("answered-before", [MOST, 1, 1], GIVEN_UP),
         ("answered-after", [MOST, 1, 1], GIVEN_UP),
-        ("claim-before", [redelivery.MOST], UNAVAILABLE),  # the message is not on the disk
+        ("claim-before", [node_processes.MOST], UNAVAILABLE),  # the message is not on the disk
     ],
 )
 def test_a_message_that_kills_the_node_fails(point, deaths, code, fab, tmp_path):

@@ -26,8 +26,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from google.protobuf.message import DecodeError, Message
 
 from edgewire.deploy import compact_bundle
-from edgewire.deploy.server.duplicates import SIZE
-from edgewire.deploy.signed_header import headers, sign_header
+from edgewire.deploy.signed_header import PROCESS, headers, sign_header
 from edgewire.protocol.bundle import parts_of
 
 LARGEST = 1 << 32  # the most bytes of a bundle from a server
@@ -95,7 +94,7 @@ class FleetClient:
         )
         for name in ("accept", "accept-encoding", "connection", "user-agent"):
             del self._http.headers[name]  # these headers cost 110 bytes a request
-        self._number, self.ahead = os.urandom(SIZE), 0.0
+        self._number, self.ahead = os.urandom(PROCESS), 0.0
         self.counted_until = 0.0  # seconds
 
     def call(self, request: Message, kind: type[Reply], *, timeout: float = _ANSWER) -> Reply:

@@ -15,7 +15,7 @@
 The body of a node's call begins with a signed header (`edgewire.deploy.signed_header`), which says
 for how many seconds the server may hold a pull. Its bundles are compact
 (`edgewire.deploy.compact_bundle`). In a pull the random number of the node's process follows
-(`edgewire.deploy.server.duplicates`), and perhaps telemetry
+(`edgewire.deploy.server.node_processes`), and perhaps telemetry
 (`edgewire.deploy.device.telemetry`). The response is empty if there is no message, or a bundle
 with Flower's response as its first part, "response". If the node has not replied to its last
 message, a pull returns that message again. A pull is also a heartbeat.
@@ -73,16 +73,15 @@ from edgewire.deploy.enrolment import Enrolment
 from edgewire.deploy.monitoring.node_states import FleetStates
 from edgewire.deploy.server import message_store
 from edgewire.deploy.server.access import LIMIT, App, Scope, Send
-from edgewire.deploy.server.duplicates import SIZE, DuplicateNodes
 from edgewire.deploy.server.incomplete_replies import IncompleteReplies
 from edgewire.deploy.server.keyed_condition import KeyedCondition
 from edgewire.deploy.server.large_bodies import LargeBodies, LargeResponse
-from edgewire.deploy.server.node_registry import called, state_of, status_of
-from edgewire.deploy.server.redelivery import Redelivery
+from edgewire.deploy.server.node_processes import NodeProcesses
+from edgewire.deploy.server.node_registry import keep_nodes, state_of, status_of
 from edgewire.deploy.server.run_files import results_of
 from edgewire.deploy.server.signed_uploads import SMALL, BodyBudget, expect_signed, length_of
 from edgewire.deploy.server.task_processes import TaskProcesses
-from edgewire.deploy.signed_header import LONGEST, SignedHeader, headers, read_header
+from edgewire.deploy.signed_header import LONGEST, PROCESS, SignedHeader, headers, read_header
 from edgewire.protocol.bundle import MOST_PARTS, OF_MANY, frames, parts_of
 
 OURS = "edgewire"
@@ -109,7 +108,7 @@ class BundleApi:
     `output`: the folder that holds each run's folder of results; None: no files are served.
     `budget`: the memory for the bodies of compact pushes. `states`: what is known of the nodes.
     `tidy`: is called in a thread with the SuperLink's state, when the server starts.
-    `enrolment`: the tokens of new devices.
+    `enrolment`: the tokens of new devices, and the file of registered nodes.
     """
 
     def __init__(
@@ -122,8 +121,8 @@ class BundleApi:
         enrolment: Enrolment | None = None,
     ) -> None:
         self._app, self._output, self._budget, self._states = app, output, budget, states
-        self._large, self._tidy = LargeBodies(), tidy
-        self._bell, self._handed, self._twins = KeyedCondition(), Redelivery(), DuplicateNodes()
+        self._large, self._tidy, self._enrolment = LargeBodies(), tidy, enrolment
+        self._bell, self._processes = KeyedCondition(), NodeProcesses()
         self._arriving = IncompleteReplies()
         self._sending = Counter[str]()  # public key of a node -> calls of `_flowers`
         self._pushing = Counter[int]()  # node id -> bundles that it is sending now
@@ -157,7 +156,8 @@ class BundleApi:
             logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
             logging.getLogger("flwr").addFilter(lambda line: not str(line.msg).startswith(QUIET))
             TaskProcesses(state := state_of(scope))
-            self._twins.called = partial(called, state=state)
+            if self._enrolment is not None:
+                keep_nodes(state, self._enrolment.nodes)
             threading.Thread(target=self._tidy, args=(state,), daemon=True).start()
         answer = self._route(scope) if scope["type"] == "http" else None
         if answer is None:
@@ -198,16 +198,16 @@ class BundleApi:
     async def _node_pulls(self, request: Request) -> Response:
         signed, pieces = await _read_signed(request)
         rest = await self._large.joined(pieces)
-        number, telemetry = rest[:SIZE], rest[SIZE:]
+        number, telemetry = rest[:PROCESS], rest[PROCESS:]
         node, state = signed.node_id, get_linkstate(request)
-        if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state)):
+        if self._processes.is_ousted(node, number, state):
             raise HTTPException(409, "another node is online with this key")
         self._states.pulled(node, signed.stamp, telemetry)
         await run_in_threadpool(message_store.mark_online, node, state)
         wanted = PullMessagesRequest(node=Node(node_id=node))
 
         def look() -> Awaitable[message_store.Load | None]:
-            return run_in_threadpool(message_store.for_node, wanted, self._handed, state, number)
+            return run_in_threadpool(message_store.for_node, wanted, self._processes, state, number)
 
         load = await self._bell.wait_for(
             ("node", node), look, min(signed.wait, LONGEST_WAIT), lambda: NODE_LOOKS, alone=True

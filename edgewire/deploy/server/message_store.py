@@ -41,7 +41,7 @@ from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 from edgewire.deploy.device.app_runner import refused
 from edgewire.deploy.server import steady_clock
 from edgewire.deploy.server.incomplete_replies import IncompleteReplies
-from edgewire.deploy.server.redelivery import Redelivery
+from edgewire.deploy.server.node_processes import NodeProcesses
 from edgewire.protocol.bundle import MOST_PARTS, parts_of
 
 Writer = Callable[[PushObjectRequest], PushObjectResponse]
@@ -105,19 +105,19 @@ def mark_online(node_id: int, state: Any) -> None:
 
 
 def for_node(
-    request: PullMessagesRequest, handed: Redelivery, state: Any, process: bytes = b""
+    request: PullMessagesRequest, processes: NodeProcesses, state: Any, process: bytes = b""
 ) -> Load | None:
     """Return the next message for a node, with its objects; None if no message exists.
 
-    `handed`: the message that the node has pulled and not replied to. It is sent again first,
-    because a node that pulls has not received it. `process`: the number of the node's process.
+    A message that the node has pulled and not replied to is sent again first, because a node that
+    pulls has not received it. `process`: the number of the node's process.
     """
     node = request.node.node_id
-    handed.again(node, state, process)
+    processes.again(node, state, process)
     response = fleet.pull_messages(request, state, state.object_store)
     load = Load(response, request.node)
     for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
-        handed.note(node, message.metadata.message_id, process)
+        processes.note(node, message.metadata.message_id, process)
         names = (each.object_id for each in inflatable.iterate_object_tree(tree))
         load.missing.update(dict.fromkeys(names, message.metadata.run_id))
     try:

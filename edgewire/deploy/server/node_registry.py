@@ -11,115 +11,37 @@ and only the registered nodes and their ids are written to a file.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from flwr.proto.control_pb2 import RegisterNodeResponse
+from fastapi import HTTPException
 from flwr.proto.node_pb2 import NodeInfo
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
-from starlette.concurrency import run_in_threadpool
-from starlette.responses import JSONResponse
 
 from edgewire.deploy.device.node_database import write_file
-from edgewire.deploy.server.access import App, Scope, Send
+from edgewire.deploy.server.access import Scope
 from edgewire.machine.errors import UsageError
 
-CHANGING = ("/v1/control/register-node", "/v1/control/unregister-node")
 ONLINE, OFFLINE, GONE = "online", "offline", "unregistered"
 _writing = Lock()  # `save` is called in several threads
 
 
-class Registry:
-    """Wraps a SuperLink's ASGI app: loads the nodes at the start, and saves every change."""
+def keep_nodes(state: Any, file: Path) -> None:
+    """Load the registered nodes from a file into an in-memory state, and save each change.
 
-    def __init__(self, app: App, file: Path) -> None:
-        self._app, self._file = app, file
-        self._saving, self._changes, self._saved = asyncio.Lock(), 0, 0
-
-    async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
-        """Forward a request; after a change of the nodes, save them before the response is sent.
-
-        If they cannot be saved, the status is 507, and a registration is undone. A revoked key
-        stays revoked until the next start.
-        """
-        if scope["type"] == "lifespan":
-            restore(state_of(scope), self._file)
-            keep_ids(state_of(scope))
-        elif scope["type"] == "http" and scope["path"] in CHANGING:
-            state = state_of(scope)
-            held = list[Scope]()
-
-            async def hold(message: Scope) -> None:
-                held.append(message)
-
-            await self._app(scope, receive, hold)
-            try:
-                await self._save(state)
-            except OSError as error:
-                if scope["path"] == CHANGING[0]:
-                    undo(state, b"".join(each.get("body", b"") for each in held))
-                said = f"{self._file} cannot be written: {error.strerror}"
-                await JSONResponse({"detail": said}, 507)(scope, receive, send)
-                return
-            for message in held:
-                await send(message)
-            return
-        await self._app(scope, receive, send)
-
-    async def _save(self, state: Any) -> None:
-        """Save a change of the nodes; changes that come during a save share the next one."""
-        self._changes += 1
-        change = self._changes
-        async with self._saving:
-            if self._saved < change:
-                newest = self._changes
-                await run_in_threadpool(save, state, self._file)
-                self._saved = newest
-
-
-def save(state: Any, file: Path) -> None:
-    """Write the registered nodes of an in-memory state to the file, atomically.
-
-    Raises `OSError` if the file cannot be written.
-    """
-    with _writing:
-        with state.lock:
-            known = state.node_public_key_to_node_id
-            for each in state.nodes.values():
-                # Flower stores the key of an unregistered node, and refuses to register it again.
-                if each.status == GONE and known.get(each.public_key) == each.node_id:
-                    del known[each.public_key]
-            kept = [each for each in state.nodes.values() if each.status != GONE or each.name]
-            nodes = [MessageToDict(each) for each in kept]
-        write_file(file, json.dumps(nodes, indent=1).encode())
-
-
-def undo(state: Any, response: bytes) -> None:
-    """Revoke the node of the response to a registration; its name keeps its id."""
-    number = RegisterNodeResponse.FromString(response).node_id
-    with state.lock:
-        if node := state.nodes.get(number):
-            state.node_public_key_to_node_id.pop(node.public_key, None)
-            node.status = GONE
-
-
-def restore(state: Any, file: Path) -> None:
-    """Load the registered nodes from a file, if it exists, into an in-memory state.
-
-    Raises `UsageError` for a damaged file.
+    A new node gets the id of the revoked node with the same name. A node that registers itself is
+    saved with the next change. If a change cannot be saved, its call raises `HTTPException`, and a
+    registration is undone; a revoked key stays revoked until the next start. Raises `UsageError`
+    for a damaged file.
     """
     for node in load(file):
         if node.status == ONLINE:
             node.status, node.online_until = OFFLINE, 0.0
         _add(node, state)
-
-
-def keep_ids(state: Any) -> None:
-    """Let an in-memory state give a new node the id of the revoked node with the same name."""
-    create = state.create_node
+    create, delete = state.create_node, state.delete_node
+    themselves = set[int]()  # the nodes that have registered themselves
 
     def create_node(*given: Any, **options: Any) -> int:
         with state.lock:
@@ -131,9 +53,44 @@ def keep_ids(state: Any) -> None:
                 # A grid lists its nodes by the time of registration.
                 node.node_id, node.registered_at = before.node_id, before.registered_at
             _add(node, state)
+        if not node.heartbeat_interval:  # Flower's call of nodes says none
+            themselves.add(node.node_id)
+            return int(node.node_id)
+        try:
+            save(state, file)
+        except HTTPException:
+            with state.lock:
+                state.node_public_key_to_node_id.pop(node.public_key, None)
+                node.status = GONE
+            raise
         return int(node.node_id)
 
-    state.create_node = create_node
+    def delete_node(owner_aid: str, node_id: int) -> None:
+        delete(owner_aid, node_id)
+        if node_id not in themselves:
+            save(state, file)
+
+    state.create_node, state.delete_node = create_node, delete_node
+
+
+def save(state: Any, file: Path) -> None:
+    """Write the registered nodes of an in-memory state to the file, atomically.
+
+    Raises `HTTPException` 507 if the file cannot be written.
+    """
+    with _writing:
+        with state.lock:
+            known = state.node_public_key_to_node_id
+            for each in state.nodes.values():
+                # Flower stores the key of an unregistered node, and refuses to register it again.
+                if each.status == GONE and known.get(each.public_key) == each.node_id:
+                    del known[each.public_key]
+            kept = [each for each in state.nodes.values() if each.status != GONE or each.name]
+            nodes = [MessageToDict(each) for each in kept]
+        try:
+            write_file(file, json.dumps(nodes, indent=1).encode())
+        except OSError as error:
+            raise HTTPException(507, f"{file} cannot be written: {error.strerror}") from error
 
 
 def _add(node: NodeInfo, state: Any) -> None:

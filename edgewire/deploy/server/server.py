@@ -145,7 +145,7 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     from edgewire.deploy.monitoring.metrics import Monitor
     from edgewire.deploy.monitoring.node_states import FleetStates
     from edgewire.deploy.server.api import BundleApi
-    from edgewire.deploy.server.node_registry import Registry, load
+    from edgewire.deploy.server.node_registry import load
     from edgewire.deploy.server.run_files import each_day
     from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 
@@ -157,13 +157,12 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     if not options.insecure:  # without TLS a token could be read
         load(nodes)
         ours["enrolment"] = Enrolment(options.state / TOKENS, nodes, options.keys / f"{CA}.crt")
-    found: list[tuple[Any, dict[str, Any]]] = [
+    return [
         (LocalOnly, {"closed": not (options.insecure or options.any_node)}),
         (Monitor, {"output": runs, "certificate": certificate, "states": states}),
         (SignedUploads, {"budget": budget}),
         (BundleApi, ours),
     ]
-    return found if options.insecure else [*found, (Registry, {"file": nodes})]
 
 
 def serve(

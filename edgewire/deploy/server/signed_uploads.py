@@ -33,14 +33,13 @@ from starlette.responses import JSONResponse
 
 from edgewire.deploy.device.telemetry import MOST as TELEMETRY
 from edgewire.deploy.server.access import FLEET, LIMIT, App, Scope, Send
-from edgewire.deploy.server.duplicates import SIZE
-from edgewire.deploy.signed_header import LONGEST
+from edgewire.deploy.signed_header import LONGEST, PROCESS
 from edgewire.machine.surroundings import free_memory
 
 SMALL = 1 << 16  # bytes of the largest body of a call that is not listed in `LARGEST`
 COMPACT_CALLS = f"{FLEET}edgewire/compact/"
 LARGEST = {
-    f"{COMPACT_CALLS}pull": LONGEST + SIZE + TELEMETRY,
+    f"{COMPACT_CALLS}pull": LONGEST + PROCESS + TELEMETRY,
     f"{COMPACT_CALLS}push": LIMIT,
     f"{FLEET}push-messages": 1 << 23,  # the names of 65,536 objects
     f"{FLEET}push-object": LIMIT,

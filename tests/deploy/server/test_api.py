@@ -17,8 +17,9 @@ from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from edgewire.deploy.compact_bundle import compact
-from edgewire.deploy.server import duplicates, incomplete_replies, redelivery
+from edgewire.deploy.server import incomplete_replies, node_processes
 from edgewire.deploy.server.keyed_condition import KeyedCondition
+from edgewire.deploy.signed_header import PROCESS
 from edgewire.engines.superlink_client import Superlink
 from edgewire.protocol.bundled_grid import BundledGrid
 from edgewire.protocol.choose_grid import bundled
@@ -306,16 +307,16 @@ def test_a_message_that_no_process_of_the_node_survives_fails(server, caplog):
     there = [node.node.node_id, node.node.node_id, other.node.node_id]
     ids = grid.push_messages([question(each, n) for n, each in enumerate(there)])
     found = []
-    for process in range(redelivery.MOST + 1):
+    for process in range(node_processes.MOST + 1):
         for _ in range(3):
-            message = node.message(process=process.to_bytes(duplicates.SIZE, "big"))
+            message = node.message(process=process.to_bytes(PROCESS, "big"))
             found.append(number(message))
-    assert found == [0] * 3 * redelivery.MOST + [1] * 3
+    assert found == [0] * 3 * node_processes.MOST + [1] * 3
     assert number(other.message()) == 2
     (failed,) = grid.pull_before(ids, grid.now + 5)
     assert failed.metadata.reply_to_message_id == ids[0]
     assert failed.error.code == ErrorCode.MESSAGE_UNAVAILABLE
-    assert f"got a message {redelivery.MOST} times and died" in caplog.text
+    assert f"got a message {node_processes.MOST} times and died" in caplog.text
     node.reply_to(message, reply(7))
     other.reply_to(other.message(), reply(8))
     assert sorted(map(number, grid.pull_before(ids[1:], grid.now + 5))) == [7, 8]

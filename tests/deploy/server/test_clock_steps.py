@@ -44,7 +44,7 @@ from edgewire.deploy.device.app_runner import answered, message_of
 from edgewire.deploy.device.throttled_log import ThrottledLog
 from edgewire.deploy.server import message_store, steady_clock
 from edgewire.deploy.server.incomplete_replies import IncompleteReplies
-from edgewire.deploy.server.redelivery import Redelivery
+from edgewire.deploy.server.node_processes import NodeProcesses
 from edgewire.protocol.bundle import parts_of
 from tests.deploy.served import FakeNode, Server
 
@@ -114,7 +114,7 @@ class Exchange(RuleBasedStateMachine):
         self.state.activate_task(self.task)
         self.identity = SimpleNamespace(run_id=run, task_id=self.task)
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, 1, self.task
-        self.handed, self.arriving = Redelivery(), IncompleteReplies(lambda: CLOCKS.true)
+        self.handed, self.arriving = NodeProcesses(), IncompleteReplies(lambda: CLOCKS.true)
         self.asked = {}  # id of a message -> the error code that its reply must have
         self.replies = {}  # id of a message -> its replies that the ServerApp has received
         self.held, self.sent = None, None  # the node's message, and its last push

@@ -1,15 +1,12 @@
-"""A node is on the disk when the server says that it is registered; many nodes share a write.
+"""A node is on the disk when the server says that it is registered.
 
 A name has one id, whatever its keys are.
 """
 
-import asyncio
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
-from flwr.proto.control_pb2 import RegisterNodeResponse
-from flwr.proto.node_pb2 import NodeInfo
+from fastapi import HTTPException
 from flwr.server.superlink.linkstate import InMemoryLinkState
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.superlink.federation import NoOpFederationManager
@@ -18,70 +15,50 @@ from hypothesis import strategies as st
 
 from edgewire.deploy import keys
 from edgewire.deploy.server import node_registry
-from edgewire.deploy.server.node_registry import CHANGING, GONE, Registry, keep_ids, restore, save
+from edgewire.deploy.server.node_registry import GONE, keep_nodes, load
 from tests.deploy.served import Server
 
-LOOKS = 40  # passes of the event loop in which all requests are made
+
+def started(file):
+    """Return a server's state that keeps its nodes in a file."""
+    state = InMemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())
+    keep_nodes(state, file)
+    return state
 
 
-@given(
-    st.lists(st.integers(0, LOOKS), min_size=1, max_size=30),
-    st.tuples(st.integers(0, 30), st.integers(0, 30)),
-    st.integers(1, 10),
-)
-def test_a_node_is_registered_if_and_only_if_it_is_stored(moments, full, passes):
-    """Requests come at these moments; a save takes some passes of the loop.
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), max_size=20))
+def test_a_node_is_registered_if_and_only_if_it_is_stored(tmp_path_factory, steps):
+    """A step is a node, whether it registers itself, and whether the disk is full.
 
-    `full`: from which save on the disk is full, and for how many.
+    A node that is registered is revoked by its step. A node that registers itself need not be
+    stored.
     """
-    failing = range(full[0], sum(full))
-    stored, saves, statuses = [], [], {}
-    state = SimpleNamespace(lock=nullcontext(), nodes={}, node_public_key_to_node_id={})
-
-    async def save(write, state, file):
-        saves.append(len(saves))
-        number, now = saves[-1], [n for n, node in state.nodes.items() if node.status != GONE]
-        for _ in range(passes):
-            await asyncio.sleep(0)
-        if number in failing:
-            raise OSError(28, "No space left on device")
-        stored[:] = now
-
-    async def app(scope, receive, send):
-        number, key = scope["number"], b"%d" % scope["number"]
-        state.nodes[number] = NodeInfo(node_id=number, public_key=key)
-        state.node_public_key_to_node_id[key] = number
-        await send({"type": "http.response.start", "status": 200})
-        body = RegisterNodeResponse(node_id=number).SerializeToString()
-        await send({"type": "http.response.body", "body": body})
-
-    async def ask(registry, number, moment):
-        for _ in range(moment):
-            await asyncio.sleep(0)
-
-        async def send(message):
-            statuses.setdefault(number, message.get("status"))
-            assert (number in stored) == (statuses[number] == 200)
-
-        await registry({"type": "http", "path": CHANGING[0], "number": number}, None, send)
-
-    async def main():
-        registry = Registry(app, "nodes.json")
-        asked = [ask(registry, number, moment) for number, moment in enumerate(moments, 1)]
-        await asyncio.gather(*asked)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node_registry, "run_in_threadpool", save)
-        patch.setattr(node_registry, "state_of", lambda scope: state)
-        asyncio.run(main())
-    kept = {number for number, status in statuses.items() if status == 200}
-    assert kept == {n for n, node in state.nodes.items() if node.status != GONE} == set(stored)
-    assert kept == set(state.node_public_key_to_node_id.values())
-    assert set(statuses.values()) <= {200, 507}
-    assert len(statuses) == len(moments)
-    assert len(statuses) - len(kept) == len([n for n in saves if n in failing])
-    if not any(n in failing for n in saves):
-        assert len(saves) <= (LOOKS + 1) // passes + 2  # not one for each request
+    file = tmp_path_factory.mktemp("registry") / "nodes.json"
+    state, registered, own = started(file), {}, set()
+    for node, itself, full in steps:
+        number = registered.pop(node, None)
+        itself = number in own if number else itself
+        with pytest.MonkeyPatch.context() as patch:
+            if full:
+                patch.setattr(node_registry, "write_file", full_disk)
+            refused = (
+                pytest.raises(HTTPException, match="No space") if full and not itself else None
+            )
+            with refused or nullcontext():
+                if number:
+                    state.delete_node("owner", number)
+                else:
+                    beats = 0 if itself else 30
+                    number = state.create_node("owner", "owner", b"%d" % node, beats)
+                    registered[node] = number
+                    own |= {number} if itself else set()
+        stored = {each.node_id for each in load(file) if each.status != GONE}
+        assert set(registered.values()) - own <= stored
+        state.delete_node("owner", state.create_node("owner", "owner", b"another", 30))
+        stored = {each.node_id for each in load(file) if each.status != GONE}
+        assert stored == set(registered.values())
+        known = {b"%d" % each: number for each, number in registered.items()}
+        assert known == state.node_public_key_to_node_id
 
 
 def test_the_operator_reads_that_a_key_is_not_registered(tmp_path, monkeypatch, capsys):
@@ -115,26 +92,19 @@ def test_a_new_key_of_a_revoked_name_has_the_names_id_and_place(tmp_path_factory
     """A name in `steps` registers a new key, or revokes the name's key if it has one."""
     file = tmp_path_factory.mktemp("registry") / "nodes.json"
 
-    def started():
-        state = InMemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())
-        restore(state, file)
-        keep_ids(state)
-        return state
-
-    state, ids, keys, unnamed = started(), {}, {}, set()
+    state, ids, keys, unnamed = started(file), {}, {}, set()
     for number, name in enumerate(steps):
         if name == "restart":
-            state = started()
+            state = started(file)
         elif name in keys:
             state.delete_node("owner", ids[name])
             del keys[name]
         else:
             key = b"%d" % number
-            node = state.create_node("owner", "owner", key, 0.0, name=name or None)
+            node = state.create_node("owner", "owner", key, 30.0, name=name or None)
             assert ids.setdefault(name or f"unnamed {number}", node) == node
             keys |= {name: key} if name else {}
             unnamed |= set() if name else {node}
-        save(state, file)
         known = state.node_public_key_to_node_id
         assert {name: known.get(key) for name, key in keys.items()} == {n: ids[n] for n in keys}
         assert set(known.values()) == {ids[name] for name in keys} | unnamed

@@ -76,11 +76,11 @@ def test_the_gate_is_the_first_middleware():
     (kind, said), *others = server.gated(options())
     assert kind is LocalOnly
     assert said == {"closed": True}
-    names = ["Monitor", "SignedUploads", "BundleApi", "Registry"]
+    names = ["Monitor", "SignedUploads", "BundleApi"]
     assert [each.__name__ for each, _ in others] == names
     (first, *_, last) = server.gated(options("--any-node"))
     assert first == (LocalOnly, {"closed": False})
-    assert last[0].__name__ == "Registry"
+    assert last[1]["enrolment"].nodes.name == "nodes.json"
 
 
 def test_a_request_header_cannot_change_the_clients_address(tmp_path, monkeypatch):

@@ -170,7 +170,7 @@ def measured(words: list[str]) -> dict[str, Any]:
         device = Device(server, "kitchen")
         server.keys("bundle", "kitchen")
         server.keys("register", "kitchen")
-        source = device.put(server.folder / "kitchen.tar")
+        source = device.put(server.folder / "kitchen.json")
         found["bundle"] = server.installed(device, "kitchen", source)
         device.call("systemctl", "stop", "edgewire-node")
         device = Device(server, "garden")

@@ -1,6 +1,7 @@
 """Two machines with the same key and state: one gets messages, the other gets an error."""
 
 import re
+from types import MappingProxyType
 
 import pytest
 from flwr.proto.fleet_pb2 import PullMessagesRequest
@@ -9,7 +10,7 @@ from edgewire.deploy.device.backoff import reason_of
 from edgewire.deploy.device.client import FleetClient, ServerRefusal
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
-from edgewire.deploy.server.duplicates import DuplicateNodes
+from edgewire.deploy.server.node_processes import NodeProcesses
 from edgewire.machine.liveness import GONE
 from edgewire.protocol.choose_grid import bundled
 from tests.deploy.served import Server, question
@@ -17,39 +18,47 @@ from tests.deploy.served import Server, question
 ONE, TWO = b"1111", b"2222"
 
 
-def idle():
-    return False
+class Idle:
+    """The state of a SuperLink that has no message and no name of a node."""
+
+    message_ins_store = MappingProxyType({})
+
+    @staticmethod
+    def get_node_info(node_ids):
+        return []
 
 
 def test_a_process_that_returns_after_another_came_is_refused(caplog):
-    twins = DuplicateNodes()
+    twins = NodeProcesses()
     asked = [(7, ONE), (7, ONE), (8, TWO), (7, TWO), (7, TWO), (7, ONE), (7, TWO), (7, ONE)]
-    assert [twins.is_ousted(*each, idle) for each in asked] == [False] * 5 + [True, False, True]
+    assert [twins.is_ousted(*each, Idle) for each in asked] == [False] * 5 + [True, False, True]
     (said,) = caplog.messages
     assert "two nodes are online with the key of node 7" in said
 
 
 def test_a_process_that_restarts_repeatedly_is_no_duplicate():
-    twins = DuplicateNodes()
+    twins = NodeProcesses()
     numbers = [n.to_bytes(4) for n in range(1000)]
-    assert not any(twins.is_ousted(7, number, idle) for number in numbers)
+    assert not any(twins.is_ousted(7, number, Idle) for number in numbers)
 
 
-def test_the_first_process_goes_on_after_the_other_has_gone(clock):
-    twins = DuplicateNodes(clock)
+def test_the_first_process_goes_on_after_the_other_has_gone(clock, monkeypatch):
+    twins = NodeProcesses(clock)
     for number in (ONE, TWO):
-        twins.is_ousted(7, number, idle)
+        twins.is_ousted(7, number, Idle)
     clock.now += GONE - 1
-    assert twins.is_ousted(7, ONE, idle)
+    assert twins.is_ousted(7, ONE, Idle)
     clock.now += 1
-    assert twins.is_ousted(7, ONE, lambda: True)  # the other machine is computing
-    assert not twins.is_ousted(7, ONE, idle)
-    assert twins.is_ousted(7, TWO, idle)
+    with monkeypatch.context() as patch:
+        patch.setattr(twins, "again", lambda *_: True)
+        assert twins.is_ousted(7, ONE, Idle)  # the other machine is computing
+    assert not twins.is_ousted(7, ONE, Idle)
+    assert twins.is_ousted(7, TWO, Idle)
 
 
 def test_a_node_without_a_process_number_is_never_refused():
-    twins = DuplicateNodes()
-    assert not any(twins.is_ousted(7, number, idle) for number in (b"", ONE, b"", TWO, b""))
+    twins = NodeProcesses()
+    assert not any(twins.is_ousted(7, number, Idle) for number in (b"", ONE, b"", TWO, b""))
 
 
 @pytest.fixture
