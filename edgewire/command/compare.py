@@ -23,6 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from edgewire.command.exit import CALLER
 from edgewire.command.from_data import from_data
 from edgewire.command.job import prepare, set_up_logging
 from edgewire.command.python_api import run_sweep
@@ -211,10 +212,12 @@ class Comparison:
         self.sweeps += 1
         if SWEEP_DIR in self.given:  # each sweep numbers its runs from 0 on
             own.append(f"{SWEEP_DIR}={self.given[SWEEP_DIR]}/{self.sweeps}")
+        CALLER.searching = bool(rounds or words)
         logging.disable(logging.WARNING)  # a rate that is too high has many
         try:
             found = run_sweep([*self.options, *self.task, *own], shell=True)
         finally:
+            CALLER.searching = False
             logging.disable(logging.NOTSET)
         results: dict[Method, list[Run]] = {}
         for run in found:

@@ -35,7 +35,8 @@ class Caller:
 
     `shell`: whether that code belongs to a command, so that hints are for a shell. `progress`:
     whether to show the progress of a run. `folder`: the folder of the run that this process has
-    begun last; `columns`: those of the table that were printed last.
+    begun last; `columns`: those of the table that were printed last. `searching`: whether its runs
+    are one step of a search, which no word continues.
     """
 
     python = False
@@ -43,6 +44,7 @@ class Caller:
     progress = True
     folder: Path | None = None
     columns = ""
+    searching = False
 
 
 CALLER = Caller()  # of the command that is running

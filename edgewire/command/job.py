@@ -230,6 +230,8 @@ def run(composed: DictConfig, folder: Path) -> None:
 
 def how_to_resume(folder: Path, *, sweep: bool) -> str:
     """Return the message that says how to resume a stopped run."""
+    if CALLER.searching:
+        return "the same command starts the search anew"
     word = f"resume={folder}"
     call, effect = f"train(resume={str(folder)!r})", "resumes it"
     if sweep:
