@@ -106,11 +106,17 @@ def check_fields(node: Any, prefix: str = "") -> None:
 
 
 def codec_of(config: Config, group: str = "compression") -> Codec:
-    """Return the nodes' codec, or that for gradients of a cut model's activations (`gradients`).
+    """Return the codec of a group: the nodes', the server's, or that of activations' gradients.
 
     Raises `ConfigError` for unknown methods or options.
     """
-    return _codec(group, asdict(getattr(config, group)))
+    options = asdict(getattr(config, group))
+    for name in ("changes", "from_seed"):  # of `downlink`
+        options.pop(name, None)
+    try:
+        return make_codec(**options)
+    except ValueError as error:
+        raise ConfigError(f"{group}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -150,21 +156,11 @@ def downlink_of(config: Config) -> Codec | None:
 
     Raises `ConfigError` like `codec_of`, and for codec options with `downlink=full`.
     """
-    options = asdict(config.downlink)
-    from_seed = options.pop("from_seed")
-    if options.pop("changes"):
-        return _codec("downlink", options)
-    unset = asdict(type(config.downlink)())
-    if from_seed or any(options[name] != unset[name] for name in options):
+    if config.downlink.changes:
+        return codec_of(config, "downlink")
+    if config.downlink != type(config.downlink)():
         raise ConfigError("downlink=full sends the model whole; choose another downlink= first")
     return None
-
-
-def _codec(group: str, options: dict[str, Any]) -> Codec:
-    try:
-        return make_codec(**options)
-    except ValueError as error:
-        raise ConfigError(f"{group}: {error}") from error
 
 
 @dataclass(frozen=True)

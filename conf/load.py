@@ -6,8 +6,7 @@ import functools
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
@@ -169,46 +168,36 @@ def load_config(
     apps call this for every message. Raises `ConfigError` with a one-line message for any invalid
     values.
     """
-    config = str(values.get("config", ""))
+    config, overrides = str(values.get("config", "")), str(values.get("overrides", ""))
+    key = "config" if config else "overrides"
     machine = None if is_local(values) else NodeGrants.of(node_config or {})
-    if config:
-        return _loaded(config, machine)
-    return _composed(str(values.get("overrides", "")), nodes, machine or NodeGrants())
-
-
-@functools.lru_cache(maxsize=4)
-def _loaded(config: str, machine: NodeGrants | None) -> Config:
-    with _readable("config", machine):
-        plain = json.loads(config)
-        if machine is not None:
-            expect_plain(plain)
-        merged = OmegaConf.merge(declared(), literal(plain))
-        return to_config(cast(DictConfig, merged), machine)
-
-
-@functools.lru_cache(maxsize=4)
-def _composed(overrides: str, nodes: int, machine: NodeGrants) -> Config:
-    with _readable("overrides", machine):
-        checked = submitted_overrides(shlex.split(overrides))
-        return to_config(compose_config([*checked, f"nodes={nodes}"]), machine)
-
-
-@contextmanager
-def _readable(key: str, machine: NodeGrants | None) -> Iterator[None]:
-    """Turn any error of the context's code into a one-line `ConfigError` about the value of `key`.
-
-    The code parses this value. `machine`: as in `to_config`.
-    """
     try:
-        yield
+        if config:
+            return _loaded(config, machine)
+        return _composed(overrides, nodes, machine or NodeGrants())
     except ConfigError as error:
-        if machine is None:
+        if config and machine is None:
             raise
         raise error.for_others() from error.__cause__
     except (HydraException, OmegaConfBaseException, json.JSONDecodeError) as error:
         raise ConfigError(f"{key}: {str(error).partition(chr(10))[0]}") from error
     except Exception as error:  # parsers raise other errors too for hostile input
         raise ConfigError(f"{key} cannot be read: {type(error).__name__}") from error
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(config: str, machine: NodeGrants | None) -> Config:
+    plain = json.loads(config)
+    if machine is not None:
+        expect_plain(plain)
+    merged = OmegaConf.merge(declared(), literal(plain))
+    return to_config(cast(DictConfig, merged), machine)
+
+
+@functools.lru_cache(maxsize=4)
+def _composed(overrides: str, nodes: int, machine: NodeGrants) -> Config:
+    checked = submitted_overrides(shlex.split(overrides))
+    return to_config(compose_config([*checked, f"nodes={nodes}"]), machine)
 
 
 def compose_config(

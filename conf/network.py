@@ -63,7 +63,9 @@ class Network:
 
     def __post_init__(self) -> None:
         expect_within_bounds("network.", self)
-        if not isinstance(self.classes, dict) or not all(map(_is_class, self.classes.values())):
+        if not isinstance(self.classes, dict) or not all(
+            isinstance(each, DeviceClass) for each in self.classes.values()
+        ):
             raise ValueError("network.classes must be device classes by name: {slow: {speed: 0.1}}")
         for name, each in self.classes.items():
             expect_within_bounds(f"network.classes.{name}.", each)
@@ -114,7 +116,3 @@ def _values(name: str) -> dict[str, Any]:
     for base in own.pop("defaults", []):
         merged |= _values(base)
     return merged | own
-
-
-def _is_class(each: Any) -> bool:
-    return hasattr(each, "share") and hasattr(each, "speed")

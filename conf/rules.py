@@ -58,6 +58,9 @@ def check(choice: Choice) -> None:
         for name, rows in OWN.items():
             if hasattr(strategy, name):
                 _expect(rows(choice, strategy))
+        needs = "a strategy whose file says _partial_: true needs it"
+        lacks = f"{type(strategy).__name__} has no check_config(config): {needs}"
+        _expect({lacks: not hasattr(strategy, "check_config")})
         strategy.check_config(config)
     else:
         check_flower(strategy, config)
@@ -304,19 +307,11 @@ def _pipeline(c: Choice, s: Any) -> Rows:
     }
 
 
-def _checked(c: Choice, s: Any) -> Rows:
-    needs = "a strategy whose file says _partial_: true needs it"
-    return {
-        f"{type(s).__name__} has no check_config(config): {needs}": not hasattr(s, "check_config")
-    }
-
-
 # The rows of strategies that compress messages themselves, by an attribute that such a kind has.
 OWN: dict[str, Callable[[Choice, Any], Rows]] = {
     "aggregation": _averaging,
     "pushes": _asynchronous,
     "cutting": _pipeline,
-    "__class__": _checked,
 }
 
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
+from inspect import signature
 from logging import getLogger
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import II, MISSING, DictConfig, OmegaConf
 
+from edgewire.compression.make import make_codec
 from edgewire.compression.registry import option_fields
 from edgewire.compression.screening import Screening
 from edgewire.compression.validation import FOREVER
@@ -103,15 +105,9 @@ OWN = {"dataset": DatasetConfig, "model": ModelConfig}  # groups that may name a
 @cache
 def _compression_types(options: tuple[tuple[str, type], ...]) -> tuple[type, type]:
     """Return the dataclasses of `compression` and `downlink`; an option's default is None."""
-    stages: list[tuple[str, Any, Any]] = [
-        ("sparsifier", str, "dense"),
-        ("quantizer", str, "float32"),
-        ("coder", str, "entropy"),
-        ("feedback", bool | None, None),
-        ("exact", list[str] | None, None),
-        ("residual_decay", float | None, None),
-        ("exact_steps", int | None, None),
-    ]
+    every = (p for p in signature(make_codec).parameters.values() if p.kind is not p.VAR_KEYWORD)
+    types = {"exact": list[str] | None}  # OmegaConf knows no `Sequence`
+    stages = [(p.name, types.get(p.name, p.annotation), p.default) for p in every]
     all_options = [(name, kind | None, None) for name, kind in options]
     compression = make_dataclass("CompressionConfig", [*stages, *all_options])
     # `changes`: send the compressed change since the version that a node has, not the whole model.

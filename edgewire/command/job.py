@@ -306,38 +306,32 @@ def prepare(config: Config) -> dict[str, Any]:
 
         check_flower(build("strategy", config.strategy), config)
     check_targets(config)
-    from edgewire.conf.build import (
-        device_of,
-        model_of,
-        objective_of,
-        optimizer_of,
-        partition_of,
-        subject_of,
-    )
+    from edgewire.conf import build as built
     from edgewire.strategy.factory import asks_nodes, fit, made
     from edgewire.strategy.lr_schedule import Schedule
     from edgewire.task.flat_model import expect_tensors
     from edgewire.task.steps import expect_fits, expect_trains
 
     scheme = made(config)  # this check needs no data; the checks below need data
-    data = loaded(config)
+    data, objective = loaded(config), built.objective_of(config)
     if not is_submitted(config) and not len(data.train):
         raise ConfigError(f"dataset: {config.dataset.name} has no training samples")
-    model = model_of(config, data)
-    optimizer_of(config, list(model.parameters()))
-    device_of(config)
+    model = built.model_of(config, data)
+    built.optimizer_of(config, list(model.parameters()))
+    built.device_of(config)
     if len(data.train):  # if there are none, only the nodes have training data
         expect_tensors(model)
-        expect_fits(model, objective_of(config), data)
+        expect_fits(model, objective, data)
     fit(scheme, config, data)
     if len(data.train) and asks_nodes(scheme):
-        expect_fits(model, objective_of(config), data, mean=True)
-    Schedule(config.schedule, config.lr, objective_of(config)).step(loss=1.0)
+        expect_fits(model, objective, data, mean=True)
+    Schedule(config.schedule, config.lr, objective).step(loss=1.0)
     if len(data.train):
-        samples = min(config.batch_size, len(partition_of(config, data).indices(0)))
+        samples = min(config.batch_size, len(built.partition_of(config, data).indices(0)))
         if samples == 1 and getattr(scheme, "sends_models", True):  # a cut model's has all samples
-            expect_trains(model, objective_of(config), data)
-    return subject_of(config, data, sum(p.numel() for p in model.parameters() if p.requires_grad))
+            expect_trains(model, objective, data)
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return built.subject_of(config, data, count)
 
 
 def set_up_logging(verbose: bool) -> None:
