@@ -43,16 +43,9 @@ CREATE TABLE blobs (
 ) WITHOUT ROWID;
 PRAGMA user_version = {FORMAT};
 """
-# SQLite's errors for which the machine is the reason. All others are due to a damaged file.
-_OF_MACHINE = (
-    sqlite3.SQLITE_PERM,
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_CANTOPEN,
-)
+# The machine is the reason of an `OperationalError`, unless SQLite misses a table, or the file was
+# removed. All other errors are due to a damaged file.
+_OF_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY)
 _ERRORS = (sqlite3.Error, UnicodeDecodeError)  # the latter if SQLite's message holds damaged text
 hash_of = xxh3_128_hexdigest
 log = getLogger("edgewire")
@@ -205,9 +198,7 @@ class NodeDatabase:
         # This also checks the order of keys, for example.
         (says,) = self.connection.execute("PRAGMA integrity_check(1)").fetchone()
         if says != "ok" or found == 0:
-            error = sqlite3.DatabaseError("it is empty" if found == 0 else " ".join(says.split()))
-            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise error
+            raise sqlite3.DatabaseError("it is empty" if found == 0 else " ".join(says.split()))
         if found != FORMAT:
             self.connection.close()
             raise UsageError(
@@ -232,9 +223,11 @@ class NodeDatabase:
     def _recover(self, error: Exception) -> None:
         """Replace the database by an empty one if the error is due to damage.
 
-        Raises `OSError` otherwise.
+        Raises `OSError` otherwise, and an error that is not SQLite's but a caller's.
         """
-        if _code(error) in _OF_MACHINE:
+        if isinstance(error, sqlite3.ProgrammingError):
+            raise error
+        if isinstance(error, sqlite3.OperationalError) and _code(error) not in _OF_FILE:
             raise _os_error(error) from error
         log.warning("the state in %s is damaged (%s): it starts anew", self._file.parent, error)
         self._create()  # if this fails, the next call with the old file tries again
@@ -294,13 +287,8 @@ def _checked(content: object, digest: str) -> bytes:
 
 
 def _code(error: Exception) -> int:
-    """Return SQLite's primary error code; raise an error that is not SQLite's but a caller's."""
-    if isinstance(error, UnicodeDecodeError):
-        return sqlite3.SQLITE_CORRUPT
-    code: int | None = getattr(error, "sqlite_errorcode", None)
-    if code is None:
-        raise error
-    return code & 0xFF
+    """Return SQLite's primary error code; 0 if the error has none."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _os_error(error: Exception) -> OSError:
