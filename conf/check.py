@@ -262,11 +262,11 @@ def checked_target(group: str, node: Mapping[Any, Any], target: Callable[..., An
         _expect_values(f"{group}.{key}", value)
         if key in parameters:
             _check_type(f"{group}.{key}", value, annotation)
-    for group in groups:
-        if own := {key: options.pop(key) for key in _fields_of(group) if key in options}:
-            given = isinstance(group.default, group.annotation)
-            make = partial(replace, group.default) if given else group.annotation
-            options[group.name] = Target(make, own)
+    for outer in groups:
+        if own := {key: options.pop(key) for key in _fields_of(outer) if key in options}:
+            given = isinstance(outer.default, outer.annotation)
+            make = partial(replace, outer.default) if given else outer.annotation
+            options[outer.name] = Target(make, own)
     return Target(target, options)
 
 
