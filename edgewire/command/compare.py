@@ -20,7 +20,9 @@ from tempfile import TemporaryDirectory
 from typing import cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from edgewire.command.exit import CALLER
@@ -32,6 +34,7 @@ from edgewire.conf.load import typed
 from edgewire.conf.network import network_named
 from edgewire.conf.own_packages import look_in
 from edgewire.conf.schema import Config, ConfigError
+from edgewire.conf.words import explained
 from edgewire.report.comparison import LINK, ONE_SEED, UNCLEAR, comparison
 from edgewire.report.energy import RADIOS
 from edgewire.report.metric import ACCURACY, LOSS
@@ -121,8 +124,11 @@ class Comparison:
         self.base = self.compose(*own, f"algorithm={UNCOMPRESSED}")
 
     def compose(self, *words: str) -> DictConfig:
-        """Return the configuration of words. Raises Hydra's errors for wrong ones."""
-        return composed_from(self.parsed, words)
+        """Return the configuration of words. Raises `ConfigError`."""
+        try:
+            return composed_from(self.parsed, words)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(explained(error, [*self.options, *words])) from error
 
     @cached_property
     def config(self) -> Config:
