@@ -88,9 +88,13 @@ def parser() -> argparse.ArgumentParser:
         epilog=more,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--keys", type=Path, default=Path("keys"), help="the folder (%(default)s)")
-    made.add_argument("--superlink", default="127.0.0.1:8000", help="HOST:PORT (%(default)s)")
-    made.add_argument("--insecure", action="store_true", help="the SuperLink has no TLS")
+    common: dict[str, dict[str, Any]] = {  # before or after the command
+        "--keys": {"type": Path, "default": Path("keys"), "help": "the folder (%(default)s)"},
+        "--superlink": {"default": "127.0.0.1:8000", "help": "HOST:PORT (%(default)s)"},
+        "--insecure": {"action": "store_true", "help": "the SuperLink has no TLS"},
+    }
+    for option, given in common.items():
+        made.add_argument(option, **given)
     kinds = made.add_subparsers(required=True, metavar="COMMAND")
     commands = {
         "server": (_server, "make a CA and the server's certificate"),
@@ -106,6 +110,9 @@ def parser() -> argparse.ArgumentParser:
     }
     for name, (call, text) in commands.items():
         kinds.add_parser(name, help=text).set_defaults(call=call)
+        for option, given in common.items():
+            unset = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            kinds.choices[name].add_argument(option, **given | unset)
 
     def add(names: str, *option: str, **given: Any) -> None:
         for name in names.split():

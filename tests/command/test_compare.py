@@ -110,8 +110,8 @@ def test_a_method_that_fails_is_named_and_the_others_are_shown(printed):
         (["goal=mae:0.3", "network=lora"], "no metric mae"),
         (["goal=accuracy:0.9", "network=lora", "minutes=0"], "minutes= a number"),
         (["goal=within:0"], "points above 0"),
-        (["goal=within:1", "minutes=3"], "bytes=up alone"),
-        (["goal=within:1", "bytes=down"], "bytes=up alone"),
+        (["goal=within:1", "minutes=3"], "and bytes=up; no minutes="),
+        (["goal=within:1", "bytes=down"], "and bytes=up; no minutes="),
         (["goal=within:1", "engine=superlink"], "leave engine= out"),
     ],
 )

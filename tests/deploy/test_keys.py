@@ -41,7 +41,8 @@ def content(folder):
 
 def test_a_ca_a_server_and_nodes(tool, tmp_path):
     folder = tmp_path / "keys"
-    code, lines, _ = tool("server", "my.server.org", "192.0.2.5", "2001:db8::7")
+    names = ("my.server.org", "192.0.2.5", "2001:db8::7")
+    code, lines, _ = tool("server", *names, "--keys", str(folder))  # also after the command
     assert code == 0
     assert lines == [f"made {folder / n}" for n in ("ca.key", "ca.crt", "server.key", "server.crt")]
     assert tool("node", "kitchen")[0] == 0

@@ -146,7 +146,11 @@ class Apps:
                 "this device takes apps that its owner has signed: `keys sign` signs one"
             )
         file = self._folder / "newest"
-        newest = int(file.read_text()) if file.exists() else 0
+        try:
+            newest = int(file.read_text()) if file.exists() else 0
+        except ValueError as error:
+            cure = "remove it, and the next app of the owner is taken"
+            raise AppError(f"{file} on this device is damaged: {cure}") from error
         if when < newest:
             raise AppError(
                 "this device has taken an app that was signed later: sign this one again"

@@ -194,6 +194,11 @@ def test_a_device_takes_what_its_owner_has_signed(tmp_path, owners, signed):
     for again in (apps, Apps(tmp_path / "apps", [], owner)):  # the device has it, and refuses it
         assert taken(again, new) == LATER
     assert taken(Apps(tmp_path / "apps", [], stranger), signed(plain[2], mine, 4000)) == OTHERS
+    newest = tmp_path / "apps" / "newest"
+    newest.write_text("")
+    assert "newest on this device is damaged: remove it" in taken(apps, new)
+    newest.unlink()
+    assert taken(apps, signed(plain[2], mine, 4000)) == ""
     assert taken(Apps(tmp_path / "apps"), new) == ""  # without the option
 
 
