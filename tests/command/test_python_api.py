@@ -111,7 +111,7 @@ def test_a_result_has_its_model_in_use(trained, monkeypatch):
     assert low < trained.metrics["accuracy"] < high
     assert trained.load_model().classes == trained.classes
     found = trained.predict(np.zeros((2, 1, 8, 8), np.uint8))
-    assert set(found["class"]) < set(trained.classes)
+    assert {*map(str, found["class"])} < set(trained.classes)
     monkeypatch.setattr(run_result, "exported", lambda _, run, kind, out: (run, kind, out))
     assert trained.export("torch", "x.pt2") == (trained.folder, "torch", "x.pt2")
     with pytest.raises(RunFailed, match="there is no such file"):

@@ -65,8 +65,9 @@ class Server:
         if bundling:
             budget = budget or BodyBudget()
             tokens, self.states = None, FleetStates()
-            if keys is not None and nodes is not None:
-                tokens = Enrolment(nodes.with_name("tokens.json"), nodes, keys / "ca.crt")
+            if nodes is not None:
+                ca = (keys or nodes.parent) / "ca.crt"
+                tokens = Enrolment(nodes.with_name("tokens.json"), nodes, ca)
             ours = {"states": self.states, "enrolment": tokens}
             app.add_middleware(BundleApi, output=output, budget=budget, **ours)
             app.add_middleware(SignedUploads, budget=budget)

@@ -1,21 +1,12 @@
 """The arithmetic of the virtual clock."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgewire.conf.network import WAITING, Network
+from edgewire.conf.network import WAITING, DeviceClass, Network
 from edgewire.simulation.clock import NEVER, VirtualClock, steps_of
-
-
-@dataclass
-class Class:
-    share: float
-    speed: float
-
 
 seconds = st.floats(0, 1e4)
 
@@ -33,14 +24,14 @@ def test_a_node_does_one_thing_at_a_time():
 
 
 def test_a_trained_update_takes_encoding_time():
-    classes = {"slow": Class(1.0, 0.5)}
+    classes = {"slow": DeviceClass(1.0, 0.5)}
     clock = VirtualClock(Network(seconds_per_step=1.0, encoding_seconds=0.25, classes=classes))
     assert clock.arrival(1, 0.0, 0, 4, 0) == 8.5
     assert clock.arrival(1, 10.0, 0, 0, 0) == 10  # an evaluation
 
 
 def test_classes_have_their_shares_and_speeds():
-    classes = {"fast": Class(0.3, 1.0), "slow": Class(0.7, 0.1)}
+    classes = {"fast": DeviceClass(0.3, 1.0), "slow": DeviceClass(0.7, 0.1)}
     clock = VirtualClock(Network(seconds_per_step=1.0, classes=classes), seed=1)
     speeds = [clock.speed(n) for n in range(2000)]
     assert set(speeds) == {1.0, 0.1}
@@ -187,7 +178,7 @@ def test_waits_depend_on_seed_and_node_only():
 
 
 def test_slower_classes_wait_longer():
-    classes = {"fast": Class(0.5, 1.0), "slow": Class(0.5, 0.1)}
+    classes = {"fast": DeviceClass(0.5, 1.0), "slow": DeviceClass(0.5, 0.1)}
     clock = VirtualClock(Network(waiting="fixed", waiting_seconds=1.0, classes=classes))
     assert {clock.send(n, 0.0, 0).waiting for n in range(1, 30)} == {1.0, 10.0}
 
