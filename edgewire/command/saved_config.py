@@ -121,7 +121,13 @@ def apart(key: str, argv: list[str]) -> tuple[Path, list[str]]:
     if len(found) > 1 or not found[0]:
         of = TAKES.get(key, "run, such as outputs/DATE/TIME")
         raise ConfigError(f"{key}= takes the folder of one {of}")
-    return Path(found[0]).expanduser().absolute(), others
+    return _folder(found[0]).absolute(), others
+
+
+def _folder(text: str) -> Path:
+    """Return the folder in a word of the command line, which may have quotes as Hydra's values."""
+    quoted_too = len(text) > 1 and text[0] == text[-1] and text[0] in ("'", '"')
+    return Path(text[1:-1] if quoted_too else text).expanduser()
 
 
 def _key(override: str) -> str:
@@ -142,7 +148,7 @@ def started_in(argv: list[str]) -> Path:
     files: dict[str, Path | str] = {RESUME: OF_HYDRA, START: OF_HYDRA, CONTINUE: "multirun.yaml"}
     for key, _, folder in (word.partition("=") for word in argv):
         with suppress(Exception):  # another word, or a folder that `again` refuses
-            found = Path(_hydras(Path(folder).expanduser() / files[key])["runtime"]["cwd"])
+            found = Path(_hydras(_folder(folder) / files[key])["runtime"]["cwd"])
             if found.is_dir():
                 return found
     return Path.cwd()
@@ -169,6 +175,7 @@ def again(key: str, argv: list[str]) -> list[str]:
     for a folder without a configuration.
     """
     folder, others = apart(key, argv)
+    _expect_keys(others)
     words = [*map(_from_here, others)]
     if key == START:
         own = [f"model.file={quoted(str(folder / MODEL))}", "model.sha256=null", "++model.new=null"]
@@ -276,6 +283,14 @@ def composed_from(given: Namespace, words: Iterable[str], *, hydra: bool = False
     return compose_config([*words, *search], hydra=hydra, folder=folder, name=name)
 
 
+def _expect_keys(words: Iterable[str]) -> None:
+    """Raise `ConfigError` for a choice of a group among overrides of a saved configuration."""
+    for word in words:
+        if _key(word) != LOGGER and (CONF / _key(word)).is_dir():
+            said = "a saved configuration takes single keys, as in lr=0.1, and keeps its choices"
+            raise ConfigError(f"{word}: {said}")
+
+
 def completed(composed: DictConfig) -> DictConfig:
     """Return a configuration merged with its schema; a saved one has Hydra's text of `logger=`.
 
@@ -284,9 +299,7 @@ def completed(composed: DictConfig) -> DictConfig:
     """
     if OmegaConf.get_type(composed) is Config:
         return composed
-    for word in HydraConfig.get().overrides.task:
-        if _key(word) != LOGGER and (CONF / _key(word)).is_dir():
-            raise ConfigError(f"{word}: a saved configuration takes single keys, as in lr=0.1")
+    _expect_keys(HydraConfig.get().overrides.task)
     values = cast(dict[str, Any], OmegaConf.to_container(composed))  # a choice is not resolved
     if isinstance(choice := values.get(LOGGER), str):
         with open_dict(composed):

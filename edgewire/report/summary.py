@@ -76,7 +76,7 @@ def trained(result: Mapping[str, Any], folder: Path, root: str = "") -> str:
     method = name_of(result, folder)
     nodes, words = number(result.get("nodes")), WORDS.get(method, method)
     count = NOTHING if nodes is None else f"{nodes:,.0f}"
-    shorter = f"{model} · {count} nodes · {words}"
+    shorter = f"{model} · {count} node{'s' * (nodes != 1)} · {words}"
     whole = f"{about} · {shorter}"
     lines = (whole + f" ({method})" * (words != method), whole, f"{name} · {shorter}")
     return next((line for line in lines if len(line) <= WIDTH), one_line(lines[-1], WIDTH))

@@ -7,6 +7,7 @@ complete.
 
 import json
 import math
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -111,8 +112,8 @@ def expect(folder: Path) -> None:
         ended = json.loads((folder / "result.json").read_text())["ended"]
     if ended == "finished":
         raise ConfigError(
-            f"resume={folder}: this run is finished; start={folder} rounds=10 trains its model on, "
-            "in a new folder"
+            f"resume={folder}: this run is finished; {shlex.quote(f'start={folder}')} rounds=10 "
+            "trains its model on, in a new folder"
         )
     raise ConfigError(
         f"resume={folder}: there is no checkpoint: the run stopped before its first one, or "

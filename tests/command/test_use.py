@@ -101,6 +101,7 @@ def test_the_card_is_the_hubs(run):
         (["export", "RUN", "tflite"], "tflite is no format: give one of onnx, pte, torch"),
         (["start=nowhere", "rounds=1"], "nowhere/.hydra/config.yaml"),
         (["start=RUN", "model=mlp"], "takes single keys"),
+        (["start='RUN'", "task=table"], "takes single keys, as in lr=0.1, and keeps its choices"),
         (["start=RUN", "model.width=3"], "there is no key model.width"),
         (
             ["start=RUN", "dataset.root=RUN/../renamed"],

@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -229,14 +230,15 @@ class SoakFaults:
 
     def state_is_old(self, node: int, seconds: float) -> None:
         """Put a copy of a node's folder back that is some seconds old."""
-        copy, state = self._field.folder / f"old{node}", self._field.state(node)
+        copy = Path(tempfile.mkdtemp(dir=self._field.folder))
+        state, without = self._field.state(node), shutil.ignore_patterns(FILLER)
         with self._keeper.down(str(node)):
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(state, copy, ignore=shutil.ignore_patterns(FILLER))
+            shutil.copytree(state, copy, dirs_exist_ok=True, ignore=without)
         time.sleep(seconds)
         with self._keeper.down(str(node)):
             _empty(state)
             shutil.copytree(copy, state, dirs_exist_ok=True)
+        shutil.rmtree(copy)
 
     def disk_is_full(self, node: int, seconds: float) -> None:
         """Fill a node's disk for some time."""
