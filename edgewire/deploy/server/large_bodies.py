@@ -40,12 +40,16 @@ class LargeBodies:
 
 
 class LargeResponse(Response):
-    """A response with the body `parts`, sent in pieces as fast as its client reads them."""
+    """A response with the body `parts`, sent in pieces as fast as its client reads them.
+
+    A small one is sent at once: a piece of its own would be a packet of its own.
+    """
 
     def __init__(self, parts: Sequence[bytes], **options: Any) -> None:
         super().__init__(**options)
-        self.headers["content-length"] = str(sum(map(len, parts)))
-        self._parts = parts
+        size = sum(map(len, parts))
+        self.headers["content-length"] = str(size)
+        self._parts = parts if size > PIECE else [b"".join(parts)]
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
         """Send the response."""
