@@ -57,9 +57,9 @@ class IncompleteReplies:
         with self._lock:
             for name in [name for name in self._replies if name not in state.message_res_store]:
                 del self._replies[name]
-            replies = state.message_ins_id_to_message_res_id
-            for message_id in [each for each in dict.fromkeys(asked) if each in replies]:
-                reply = state.message_res_store.get(name := replies.get(message_id))
+            for message_id in dict.fromkeys(asked):
+                name = state.message_ins_id_to_message_res_id.get(message_id, "")
+                reply = state.message_res_store.get(name)
                 if reply is None or reply.metadata.run_id != run or name not in state.object_store:
                     continue  # the SuperLink says what is wrong, if anything is
                 if name not in self._replies:
