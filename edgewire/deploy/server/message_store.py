@@ -7,7 +7,7 @@ of a bundle.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -40,7 +40,7 @@ from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
 from edgewire.deploy.device.app_runner import refused
 from edgewire.deploy.server import steady_clock
-from edgewire.deploy.server.incomplete_replies import IncompleteReplies
+from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply
 from edgewire.deploy.server.node_processes import NodeProcesses
 from edgewire.protocol.bundle import MOST_PARTS, parts_of
 
@@ -215,27 +215,36 @@ def for_server(
     sends: Callable[[bytes], bool],
     state: Any,
     task: Any,
-) -> list[tuple[str, bytes]] | None:
-    """Remove the replies to a ServerApp's messages that are ready; return Flower's response.
-
-    The response and the replies' objects are parts, each (name, content). None: no reply is ready.
+) -> list[Reply] | None:
+    """Return the replies to a ServerApp's messages that are ready; None if no reply is ready.
 
     `arriving`: the incomplete replies; `sends`: returns whether the node with this public key is
     sending an object now; `task`: the ServerApp's task.
     """
-    late = arriving.late(
-        task.run_id, request.message_ids, state, lambda node: sends(key_of(node, state))
-    )
-    if not (ids := [each for each in request.message_ids if each not in late]):
+
+    def fetch(name: str) -> bytes | None:
+        wanted = PullObjectRequest(node=SERVER, run_id=task.run_id, object_id=name)
+        found = runtime.pull_object(wanted, state, task)
+        if not found.object_found:
+            raise LookupError(name)
+        return found.object_content if found.object_available else None
+
+    if ids := arriving.not_yet(task.run_id, request.message_ids):
+        asks = PullAppMessagesRequest(message_ids=ids)
+        arriving.add(task.run_id, runtime.pull_messages(asks, state, task))
+    try:
+        found = arriving.ready(
+            task.run_id, request.message_ids, fetch, lambda node: sends(key_of(node, state))
+        )
+    except FlowerError:  # the run is over
         return None
-    response = runtime.pull_messages(PullAppMessagesRequest(message_ids=ids), state, task)
-    trees = map(inflatable.iterate_object_tree, response.message_object_trees)
-    names = dict.fromkeys(each.object_id for tree in trees for each in tree)
-    found = {name: state.object_store.get(name) for name in names}
-    for each in response.messages_list:
-        state.object_store.delete(each.metadata.message_id)
-    objects = ((name, content) for name, content in found.items() if content)
-    return [("response", response.SerializeToString()), *objects] if names else None
+    return found or None
+
+
+def received(replies: Iterable[Reply], state: Any) -> None:
+    """Delete the objects of replies that a ServerApp has received, also of incomplete replies."""
+    for each in replies:
+        state.object_store.delete(each.message.metadata.message_id)
 
 
 def from_server(

@@ -17,18 +17,13 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import (
-    PullAppMessagesRequest,
-    PullAppMessagesResponse,
-    PushAppMessagesRequest,
-)
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
 from flwr.supercore import date
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
-    iterate_object_tree,
     no_object_id_recompute,
 )
 from flwr.supercore.task_identity import TaskIdentity
@@ -199,12 +194,9 @@ class Exchange(RuleBasedStateMachine):
         found = waiting and message_store.for_server(
             request, self.arriving, lambda node: False, self.state, self.identity
         )
-        (_, head), *objects = found or [("response", b"")]
-        response, names = PullAppMessagesResponse.FromString(head), dict(objects).keys()
-        for message in response.messages_list:
-            self.replies[message.metadata.reply_to_message_id].append(message)
-        for tree in response.message_object_trees:
-            assert names >= {each.object_id for each in iterate_object_tree(tree)}
+        for each in found or []:
+            self.replies[each.message.metadata.reply_to_message_id].append(each.message)
+            assert not each.missing
 
     def teardown(self):
         for _ in self.asked:
