@@ -147,7 +147,9 @@ def from_node(
     question = state.message_ins_store.get(asked := metadata.reply_to_message_id)
     response = _registered(request, question, state)
     owed = question is not None and question.metadata.dst_node_id == metadata.src_node_id
-    if owed and asked not in state.message_ins_id_to_message_res_id:
+    # The objects of a stored reply are asked for; a ServerApp may have taken the reply by now.
+    stored = response.objects_to_push or asked in state.message_ins_id_to_message_res_id
+    if owed and not stored:
         bundle = refused(question, ValueError("the server could not store the node's reply"))
         (_, head), *parts, _ = parts_of(bundle, len(bundle))
         request, objects = PushMessagesRequest.FromString(head), dict(parts)

@@ -31,12 +31,13 @@ from edgewire.task.tables.read import (
 )
 from edgewire.task.tables.survey import LEAST_ROWS, Survey
 from edgewire.task.tables.transform import TableTransform
-from edgewire.task.tensors import count
+from edgewire.task.tensors import count, only
 from edgewire.task.tensors import rows as rows_between
 from edgewire.task.transforms import Standardize
 
 PLAIN = (".csv", ".csv.gz", ".tsv", ".parquet")
 ANY = (*PLAIN, ".tsv.gz", ".txt", ".data", ".pq")
+MOST_LIKE_CLASSES = 10  # whole numbers of a target that may be meant as classes
 log = getLogger("edgewire")
 _learned = dict[tuple[str, str | None], Data]()  # the last table whose columns were learned, if any
 
@@ -102,9 +103,22 @@ def table(
     found = known or learn(rows, wishes, cut, test_share)
     data = _data(rows, found, cut, test_share, on_device, root)
     if known is None:
+        _hint_at_classes(rows.place, data)
         _learned.clear()
         _learned[key, found.to_json()] = data
     return data
+
+
+def _hint_at_classes(place: str, data: Data) -> None:
+    """Log how to get classes if the only target is a number with few values, all whole."""
+    for each in (data.columns.target if data.columns else ())[:1]:
+        values = torch.unique(only(data.train.targets))
+        if each.kind == "number" and len(values) <= MOST_LIKE_CLASSES and not (values % 1).any():
+            log.warning(
+                "%s: the target %s has %d different values, and is predicted as a number; for "
+                "classes add 'dataset.kinds={%s: category}'",
+                *(place, each.name, len(values), each.name),
+            )
 
 
 def surveyed(index: int, count: int, **options: Any) -> Survey:

@@ -142,5 +142,7 @@ def one(targets: Tensors, kind: torch.dtype | None = torch.int64) -> Tensor:
     """Return the only tensor of targets. Raises `TaskError` for others, and for another dtype."""
     found = only(targets)
     if kind is not None and found.dtype != kind:
-        raise TaskError(f"this objective takes targets of {kind}, and these are {found.dtype}")
+        cure = ": 'dataset.kinds={COLUMN: category}' makes classes of a table's numbers"
+        cure *= kind == torch.int64 and found.is_floating_point()
+        raise TaskError(f"this objective takes targets of {kind}, these are {found.dtype}{cure}")
     return found

@@ -186,6 +186,8 @@ def _of_text(
         content = _single_spaces(source.read().decode(encoding)).encode(encoding)
         source, size = pyarrow.BufferReader(content), len(content)
     names = None if header else [f"column{number + 1}" for number in range(len(first))]
+    rows = _records(text, delimiter, HEAD)[header:]
+    texts = {*texts, *_codes(rows, names or first, reading.missing or ())}
     table = arrow.csv.read_csv(
         source,
         # One block for the whole file: a column's type comes from all its values.
@@ -211,13 +213,28 @@ def _single_spaces(text: str) -> str:
     return re.sub(r"(?m)^ | $", "", re.sub(r"[ \t]+", " ", text.replace("\r", "")))
 
 
-def _records(text: str, delimiter: str) -> list[list[str]]:
+def _codes(
+    rows: Sequence[Sequence[str]], names: Sequence[str], missing: Sequence[str]
+) -> list[str]:
+    """Return the names of the columns of codes, which would lose their zeros as numbers."""
+    columns = zip(*(row for row in rows if len(row) == len(names)), strict=True)
+    texts = [{cell.strip() for cell in column} - {*missing} for column in columns]
+    return [tidy(name) for name, each in zip(names, texts, strict=False) if are_codes(each)]
+
+
+def are_codes(texts: Collection[str]) -> bool:
+    """Return whether all texts have equally many digits, and some begin with 0, such as 01067."""
+    digits = all(text.isdecimal() for text in texts) and len({*map(len, texts)}) == 1
+    return digits and any(text[0] == "0" and text[1:] for text in texts)
+
+
+def _records(text: str, delimiter: str, most: int = LOOKED_AT) -> list[list[str]]:
     """Return the cells of the first rows of a file's start, of which the last row may be cut."""
     if delimiter == " ":
         text = _single_spaces(text)
     records, found = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), []
     with suppress(csv.Error):  # a cell of more than 128 kB, or a byte 0
-        found += [record for record in islice(records, LOOKED_AT) if record]
+        found += [record for record in islice(records, most) if record]
     return found[:-1] if len(text) >= HEAD // 4 and len(found) > 1 else found
 
 

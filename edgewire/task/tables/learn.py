@@ -20,7 +20,7 @@ from edgewire.task.errors import TaskError, listed
 from edgewire.task.override_text import text_of
 from edgewire.task.tables.arrow import compute
 from edgewire.task.tables.columns import MISSING, Column, Columns, Reading
-from edgewire.task.tables.files import CLOCKS, DATES, Rows, is_text, tidy
+from edgewire.task.tables.files import CLOCKS, DATES, Rows, are_codes, is_text, tidy
 from edgewire.task.tables.read import (
     Floats,
     OddCells,
@@ -379,6 +379,8 @@ class _Learner:
             )
             return Column(name, "category" if 0 < len(two) < 3 and classes else "number")
         texts = encoded(self.rows, cells)[1]
+        if are_codes(texts.to_pylist()):
+            return Column(name, "category")
         share = 1 - numeric(self.rows, texts).null_count / max(len(texts), 1)
         enough = 0.5 if not target else 0.9 if len(texts) > FEW_ROWS else 1
         if share >= enough:  # the others are shown as no numbers

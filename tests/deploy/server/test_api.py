@@ -267,6 +267,42 @@ def test_a_node_sends_two_replies_at_a_time(server):
     assert node.post("push", signed.ljust(400, b"\0")).status_code == 400
 
 
+@pytest.mark.parametrize("slow", ["store_message_and_object_tree", "get_message_res"])
+def test_no_reply_is_lost_while_server_and_nodes_call_at_once(server, slow, monkeypatch):
+    """Replies arrive at any moment of a pull, whole or object by object: each is handed out whole.
+
+    A step of the server waits before and after its work, so that others come between two steps.
+    """
+    fast = getattr(server.state, slow)
+
+    def waiting(*args, **options):
+        time.sleep(0.002)
+        found = fast(*args, **options)
+        time.sleep(0.002)
+        return found
+
+    monkeypatch.setattr(server.state, slow, waiting)
+    nodes, grid = [FakeNode(server.address) for _ in range(4)], bundled(server.begin_run())
+    rounds = 30
+
+    def answer(node):
+        for each in range(rounds):
+            message = node.message(wait=20)
+            response = node.reply_to(message, reply(number(message)), bare=each % 2 == 0)
+            for name in list(response.objects_to_push):
+                node.push_object(message, response, name)
+
+    threads = [threading.Thread(target=answer, args=(each,)) for each in nodes]
+    for each in threads:
+        each.start()
+    for each in range(rounds):
+        asked = [question(one.node.node_id, each) for one in nodes]
+        found = grid.send_and_receive(asked, timeout=20)
+        assert [one.has_content() and number(one) for one in found] == [each] * len(nodes)
+    for each in threads:
+        each.join()
+
+
 def test_a_repeated_reply_counts_once(server):
     node, grid = node_and_grid(server)
     (asked,) = grid.push_messages([question(node.node.node_id)])

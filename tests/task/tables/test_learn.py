@@ -105,21 +105,44 @@ TARGETS = {
     "two whole numbers": ([2, 1], ("1", "2"), torch.int64),
     "more whole numbers": ([3, 1, 2], (), torch.float32),
     "broken numbers": ([0.5, 1.5], (), torch.float32),
+    "codes": (["01067", "10115", "80331"], ("01067", "10115", "80331"), torch.int64),
+    "numbers of several lengths": ([7, 10, 80331], (), torch.float32),
 }
 
 
 @pytest.mark.parametrize("case", TARGETS)
-def test_a_target_is_a_class_or_a_number(case, tmp_path):
+def test_a_target_is_a_class_or_a_number(case, tmp_path, caplog):
     values, names, kind = TARGETS[case]
     columns = {**GOOD, "churn": values * (ROWS // len(values))}
     data = table(file_of(tmp_path, columns), "churn", test_share=0)
     assert (data.class_names, data.train.targets.dtype) == (names, kind)
+    whole = not names and float(values[0]).is_integer()
+    assert ("for classes add 'dataset.kinds={churn: category}'" in caplog.text) == whole
     if not names:
         assert data.train.targets.tolist() == columns["churn"]
         assert data.columns.target[0].mean == pytest.approx(np.mean(columns["churn"]))
     both = table(file_of(tmp_path, {**GOOD, "y": GOOD["age"] * 2}), ["y", "age"], test_share=0)
     assert both.train.targets.shape == (ROWS, 2)
     assert table(file_of(tmp_path, GOOD), None).train.targets == ()
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "tsv"])
+def test_codes_keep_their_zeros(form, tmp_path):
+    """Rows without a value and codes without a zero among the first rows change nothing."""
+    codes = ["99084", None, "01067"] * (ROWS // 3)
+    frame, file = pandas.DataFrame({**GOOD, "zip": codes}), str(tmp_path / f"t.{form}")
+    if form == "parquet":
+        frame.to_parquet(file)
+    else:
+        frame.to_csv(file, index=False, sep={"csv": ",", "tsv": "\t"}[form])
+    columns = table(file, "churn").columns
+    assert sorted(columns.features[-1].values) == ["01067", "99084"]
+    for source in (file, frame):
+        found = inputs_of(source, columns)[:, -1].tolist()
+        names = [
+            None if place != place else columns.features[-1].values[int(place)] for place in found
+        ]
+        assert names == codes
 
 
 WRONG = {
