@@ -83,6 +83,7 @@ def _table(data: Any, target: str | Sequence[str] | None, file: Path) -> list[st
 
     from edgewire.task.tables.columns import Reading
     from edgewire.task.tables.files import read  # it imports torch
+    from edgewire.task.tables.read import expect_there
 
     if not hasattr(data, "columns"):
         import pandas as pd
@@ -92,12 +93,14 @@ def _table(data: Any, target: str | Sequence[str] | None, file: Path) -> list[st
         if len(x) != len(y):
             raise TaskError(f"data=(x, y): x has {len(x):,} rows, and y has {len(y):,}")
         data["y"] = [*y] if y.ndim > 1 else y
+    rows = read(data, Reading())
     try:
-        parquet.write_table(read(data, Reading()).table, file)
+        parquet.write_table(rows.table, file)
     except ArrowException as error:
         raise TaskError(f"data= cannot be written: {' '.join(str(error).split())[:200]}") from error
     if target is not None:  # columns may be numbers
         target = [*map(str, target)] if isinstance(target, list | tuple) else str(target)
+        expect_there("data", rows.names, [target] if isinstance(target, str) else target)
     return ["task=table", f"dataset.target={text_of(target)}"]
 
 

@@ -16,7 +16,7 @@ from edgewire.report.metric import main_of
 from edgewire.report.node_table import nodes_of
 from edgewire.report.reader import readable, reading
 from edgewire.report.runs import Row, number, read_overrides, read_result, run_of
-from edgewire.report.summary import NAME, answers, trained
+from edgewire.report.summary import NAME, answers, data_name, trained
 from edgewire.task.model_file import said_in
 
 CARD = "README.md"
@@ -65,8 +65,9 @@ def write_card(folder: Path) -> None:
 
 def _parts(result: Row, folder: Path) -> Iterator[str]:
     """Yield the parts of the card; `result`: the content of the run's `result.json`."""
-    yield _head(result)
-    yield f"# {_text(result['model'])} on {_text(result['dataset'])}"
+    data = data_name(result, folder)
+    yield _head(result, data)
+    yield f"# {_text(result['model'])} on {_text(data)}"
     yield _text(trained(result, folder), 200)
     told = {key: text for key, text in answers(result, folder).items() if key != "files"}
     told["versions"] = ", ".join(f"{k} {v}" for k, v in (result.get("versions") or {}).items())
@@ -101,16 +102,16 @@ def _hidden(path: str) -> str:
     return f"{quote}PATH/{Path(path.strip(quote or None)).name}{quote}"
 
 
-def _head(result: Row) -> str:
+def _head(result: Row, data: str) -> str:
     """Return the card's values for programs; the license is `other` until its owner gives one."""
     import yaml  # type: ignore[import-untyped]  # imported here: a command without runs needs none
 
     kind = f"{result['objective']} of {(result.get('data') or {}).get('kind')}"
-    task, data = TASKS.get(kind, "other"), str(result["dataset"])
+    task = TASKS.get(kind, "other")
     values = {name: number(result.get(name)) for name in (*(result.get("metrics") or {}), "loss")}
     measured = {
         "task": {"type": task},
-        "dataset": {"name": data, "type": data},
+        "dataset": {"name": data, "type": str(result["dataset"])},
         "metrics": [{"type": k, "value": v} for k, v in values.items() if v is not None],
     }
     head = {

@@ -61,10 +61,7 @@ def trained(result: Mapping[str, Any], folder: Path, root: str = "") -> str:
     `result`: the keys of its `result.json`. Results of earlier versions do not have all of them.
     `root`: the file of the data, or "null"; "": as the run's configuration says.
     """
-    data, name = _mapping(result, "data"), one_line(str(result.get("dataset", "")), NAME)
-    if name in FILES:
-        root = root or read_settings(folder).get("dataset.root", "null")
-        name = one_line(Path(root).name, NAME) if root != "null" else name
+    data, name = _mapping(result, "data"), data_name(result, folder, root)
     sizes = [f"{size:,.0f}" for key in ("train", "test") if (size := number(data.get(key)))]
     parts = [f"{' + '.join(sizes)} {one_line(str(data.get('kind')), NAME)}"] if sizes else []
     if classes := number(data.get("classes")):
@@ -80,6 +77,15 @@ def trained(result: Mapping[str, Any], folder: Path, root: str = "") -> str:
     whole = f"{about} · {shorter}"
     lines = (whole + f" ({method})" * (words != method), whole, f"{name} · {shorter}")
     return next((line for line in lines if len(line) <= WIDTH), one_line(lines[-1], WIDTH))
+
+
+def data_name(result: Mapping[str, Any], folder: Path, root: str = "") -> str:
+    """Return the name of a run's data set, or of its file; `root`: as for `trained`."""
+    name = one_line(str(result.get("dataset", "")), NAME)
+    if name not in FILES:
+        return name
+    root = root or read_settings(folder).get("dataset.root", "null")
+    return one_line(Path(root).name, NAME) if root != "null" else name
 
 
 def name_of(result: Mapping[str, Any], folder: Path) -> str:
