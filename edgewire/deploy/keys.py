@@ -159,10 +159,13 @@ def _node(given: argparse.Namespace) -> list[str]:
 
 
 def _register(given: argparse.Namespace) -> list[str]:
-    found = {name: public_key(given.keys, name) for name in given.names}
-    lines = []
+    own = [name for name in given.names if not node_files(given.keys, name)[1].exists()]
+    found = {name: public_key(given.keys, name) for name in given.names if name not in own}
     with _asked(given) as control:
         there = _nodes(control)
+        ids = {each.name: each.node_id for each in there}
+        found |= {name: public_key(given.keys, name) for name in own if name not in ids}  # raises
+        lines = [f"{n} is registered already, as node {ids[n]}, by its own key" for n in own]
         for name, key in found.items():
             if known := next((each for each in there if each.public_key == key), None):
                 lines.append(f"{name} is registered already, as node {known.node_id}")

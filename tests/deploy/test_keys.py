@@ -124,6 +124,10 @@ def test_nodes_are_registered_and_revoked(tool, tmp_path):
         assert tool(*there, "register", "kitchen", "garden")[1][0] == (
             f"kitchen is registered already, as node {number}"
         )
+        (tmp_path / "keys" / "nodes" / "kitchen.pub").rename(away := tmp_path / "kitchen.pub")
+        (line,) = tool(*there, "register", "kitchen")[1]  # as a node that enrolled itself
+        assert line == f"kitchen is registered already, as node {number}, by its own key"
+        away.rename(tmp_path / "keys" / "nodes" / "kitchen.pub")
         assert [line.split()[::2] for line in tool(*there, "list")[1]] == [
             ["garden", "registered"], ["kitchen", "registered"]
         ]  # fmt: skip

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import os
 import resource
 import ssl
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -53,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if any(word.startswith("--database") for word in rest):
             raise UsageError("--database: this server's state is in memory, and in --state")
         expect_usable_proxies()
+        expect_options(rest)
         line = command_line(options)
         said = f"another server runs on --state {options.state}: stop it, or give each a folder of "
         lock = locked(options.state, f"{said}its own")  # else both would write the same nodes.json
@@ -94,6 +97,16 @@ def parser(prog: str = "python -m edgewire.deploy.server") -> argparse.ArgumentP
     add("--insecure", action="store_true", help="no TLS and no keys: on this machine, for trying")
     add("--any-node", action="store_true", help="take nodes without a key that is registered")
     return made
+
+
+def expect_options(words: Sequence[str]) -> None:
+    """Raise `UsageError` if Flower's SuperLink has no such option either."""
+    cli: Any = import_module("flwr.superlink.cli.flower_superlink")
+    _, unknown = cli._parse_args_run_superlink().parse_known_args(words)
+    if unknown:
+        near = get_close_matches(unknown[0], parser()._option_string_actions, 1)
+        hint = f"did you mean {near[0]}?" if near else "--help lists the options"
+        raise UsageError(f"{unknown[0]}: neither this server nor Flower's has it; {hint}")
 
 
 def days(text: str) -> float:
@@ -195,6 +208,8 @@ def serve(
     times: dict[str, Any] = {"timeout_keep_alive": KEPT, "timeout_graceful_shutdown": ENDING}
     uvicorn.run = partial(uvicorn.run, **times, **uvicorn_options(files))
     many_connections()
+    for each in vars(logging.getLogger("flwr"))["handlers"]:
+        each.colored = sys.stderr.isatty()  # else a log file would hold escape sequences
     gc.collect()
     gc.freeze()  # else a full garbage collection would stop the server's event loop for longer
     cli.flower_superlink()

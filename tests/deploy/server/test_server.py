@@ -65,11 +65,19 @@ def test_without_encryption_the_server_listens_on_this_machine_only(host, local)
             server.command_line(asked)
 
 
-@pytest.mark.parametrize("words", [["--database", "a.db"], ["--database=a.db"]])
-def test_a_database_is_refused(words, capsys):
+DATABASE = "--database: this server's state is in memory, and in --state"
+OPTIONS = {
+    ("--database", "a.db"): DATABASE,
+    ("--database=a.db",): DATABASE,
+    ("--insecre",): "--insecre: neither this server nor Flower's has it; did you mean --insecure?",
+    ("--x", "1"): "--x: neither this server nor Flower's has it; --help lists the options",
+}
+
+
+@pytest.mark.parametrize("words", OPTIONS)
+def test_an_option_without_meaning_is_one_line(words, capsys):
     assert server.main(["--insecure", "--host", "127.0.0.1", *words]) == 2
-    said = "error: --database: this server's state is in memory, and in --state\n"
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == f"error: {OPTIONS[words]}\n"
 
 
 def test_the_gate_is_the_first_middleware():
