@@ -219,7 +219,9 @@ class BundleApi:
             await asyncio.sleep(pause)
             pause = min(pause * 2, OBJECTS_LATE)  # all nodes of a run may wait for one object
             await run_in_threadpool(load.fetch, state)
-        return LargeResponse(await self._large.work(compact_bundle.pieces, load.parts()))
+        parts = load.parts()
+        size = sum(len(content) for _, content in parts)
+        return LargeResponse(await self._large.work(compact_bundle.pieces, parts, size=size))
 
     async def _node_pushes(self, request: Request) -> Response:
         signed, pieces = await _read_signed(request)
@@ -247,7 +249,8 @@ class BundleApi:
     ) -> Response:
         """Store the reply of the node `asks`, given the parts of the reply's bundle."""
         parts = dict(found)
-        pushed = await self._large.work(_read, PushMessagesRequest, parts.pop("request", b""))
+        head = parts.pop("request", b"")
+        pushed = await self._large.work(_read, PushMessagesRequest, head, size=len(head))
         confirm = parts.pop("confirm", None)
         said = [pushed.node.node_id, *(m.metadata.src_node_id for m in pushed.messages_list[:2])]
         if said != [asks, asks] or len(pushed.message_object_trees) != 1:
@@ -294,7 +297,9 @@ class BundleApi:
         found = await self._bell.wait_for(("run", task.run_id), look, _seconds(request), pause)
         if found is not None:
             await run_in_threadpool(message_store.received, found, state)
-        content = await self._large.work(lambda: frames(parts_of_replies(found or [])))
+        replied = parts_of_replies(found or [])
+        size = sum(len(content) for _, content in replied)
+        content = await self._large.work(frames, replied, size=size)
         return LargeResponse([content], media_type=PLAIN)
 
     def _sends(self, key: bytes) -> bool:
