@@ -54,12 +54,14 @@ wheel: $(VENV)/ready
 	@ls dist/*.whl
 
 # uv makes the environment in under a minute; where it is not installed, the new environment gets its own.
+# A uv within the old environment counts as none: it would be removed before it is used.
 $(VENV)/ready: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "python3 (3.11 to 3.14) is needed; or give make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' \
 		|| { echo "Python 3.11 to 3.14 is needed, this is $$($(PYTHON) -V); give make PYTHON=python3.12, say" >&2; exit 1; }
-	@set -e; if command -v uv >/dev/null; then UV=uv; rm -rf $(VENV); uv venv --quiet --python $(PYTHON) $(VENV); \
-		else $(PYTHON) -m venv $(VENV); $(PY) -m pip install --quiet uv; UV=$(VENV)/bin/uv; fi; \
+	@set -e; UV=$$(command -v uv || true); case "$$UV" in ""|"$(CURDIR)/$(VENV)/"*) UV=$(VENV)/bin/uv; \
+		$(PYTHON) -m venv --clear $(VENV); $(PY) -m pip install --quiet uv;; \
+		*) rm -rf $(VENV); uv venv --quiet --python $(PYTHON) $(VENV);; esac; \
 		set -x; $$UV pip install --quiet --python $(PY) -e '.[dev]'
 	@touch $@
 
