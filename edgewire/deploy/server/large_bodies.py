@@ -23,9 +23,7 @@ class LargeBodies:
     def __init__(self) -> None:
         self._workers = asyncio.Semaphore(WORKERS)
 
-    async def work(
-        self, call: Callable[..., Result], *given: Any, size: int = PIECE + 1
-    ) -> Result:
+    async def work(self, call: Callable[..., Result], *given: Any, size: int = PIECE + 1) -> Result:
         """Return the result of a call that may take long; it runs in a thread.
 
         `size`: the bytes that the call goes through, if its time depends on nothing else. With few,

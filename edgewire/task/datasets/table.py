@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
@@ -18,7 +19,7 @@ from edgewire.task.datasets.files import data_of, files_of, group_ids
 from edgewire.task.errors import MissingOption, TaskError, listed
 from edgewire.task.tables.columns import MISSING, Columns, Reading, plain_of
 from edgewire.task.tables.files import Rows, read, tidy
-from edgewire.task.tables.learn import Wishes, learn, survey_of
+from edgewire.task.tables.learn import Problem, Wishes, learn, overrides_of, survey_of
 from edgewire.task.tables.read import (
     OddCells,
     encoded,
@@ -62,8 +63,8 @@ def table(
     """Return a table of any columns: numbers, texts, dates, and lists of numbers as windows.
 
     Inputs are raw rows, as `TableTransform` takes them, and the transform is one. A target of text,
-    of true and false, or of two whole numbers is a class, int64 (N,). A number is float32 (N,), and
-    several are float32 (N, k).
+    of true and false, or of two whole numbers is a class, int64 (N,), and 01067 is text. A number
+    is float32 (N,), and several are float32 (N, k).
 
     Args:
         root: a file or folder, see `files_of`.
@@ -103,21 +104,22 @@ def table(
     found = known or learn(rows, wishes, cut, test_share)
     data = _data(rows, found, cut, test_share, on_device, root)
     if known is None:
-        _hint_at_classes(rows.place, data)
+        _hint_at_classes(rows.place, data, wishes)
         _learned.clear()
         _learned[key, found.to_json()] = data
     return data
 
 
-def _hint_at_classes(place: str, data: Data) -> None:
+def _hint_at_classes(place: str, data: Data, wishes: Wishes) -> None:
     """Log how to get classes if the only target is a number with few values, all whole."""
     for each in (data.columns.target if data.columns else ())[:1]:
         values = torch.unique(only(data.train.targets))
         if each.kind == "number" and len(values) <= MOST_LIKE_CLASSES and not (values % 1).any():
+            cure = overrides_of([(each.name, Problem("", key="kinds", value="category"))], wishes)
             log.warning(
                 "%s: the target %s has %d different values, and is predicted as a number; for "
-                "classes add 'dataset.kinds={%s: category}'",
-                *(place, each.name, len(values), each.name),
+                "classes add %s",
+                *(place, each.name, len(values), shlex.quote(*cure)),
             )
 
 

@@ -107,7 +107,7 @@ class Problems(TaskError):
         ]
         wide, wider = (max(len(row[place]) for row in shown) for place in range(2))
         rows = [f"  {name:<{wide}}  {found:<{wider}}  {cure}" for name, found, cure in shown]
-        words = " ".join(map(shlex.quote, _overrides(problems, wishes)))
+        words = " ".join(map(shlex.quote, overrides_of(problems, wishes)))
         more = len(problems) - MOST_SHOWN
         ends = [f"and {more:,} more"] * (more > 0) + [f"then add: {words}"] * bool(words)
         said = [f"{name}: {found} ({cure})" for name, found, cure in shown]
@@ -115,7 +115,7 @@ class Problems(TaskError):
         self.screen = "\n".join([head, *rows, *ends])
 
 
-def _overrides(problems: Found, wishes: Wishes) -> list[str]:
+def overrides_of(problems: Found, wishes: Wishes) -> list[str]:
     """Return the overrides that mend all problems that an option can mend."""
     keys = {each.key for _, each in problems} if not wishes.plain else set()
     skip = [name for name, each in problems if each.key == "skip"]

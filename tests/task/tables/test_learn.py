@@ -117,7 +117,7 @@ def test_a_target_is_a_class_or_a_number(case, tmp_path, caplog):
     data = table(file_of(tmp_path, columns), "churn", test_share=0)
     assert (data.class_names, data.train.targets.dtype) == (names, kind)
     whole = not names and float(values[0]).is_integer()
-    assert ("for classes add 'dataset.kinds={churn: category}'" in caplog.text) == whole
+    assert ("for classes add 'dataset.kinds={churn:category}'" in caplog.text) == whole
     if not names:
         assert data.train.targets.tolist() == columns["churn"]
         assert data.columns.target[0].mean == pytest.approx(np.mean(columns["churn"]))
