@@ -5,6 +5,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 MEMINFO, LIMITS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
@@ -20,7 +21,20 @@ def find_home() -> None:
 
 
 def print_any_text() -> None:
-    """Let a command print any text: `?` replaces a character that its output cannot encode."""
+    """Let a command print any text: `?` replaces a character that its output cannot encode.
+
+    The command also ends without a traceback if its output is read no further, as by `| head`.
+    """
+    usual = sys.excepthook
+
+    def quiet(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if kind is BrokenPipeError:
+            with suppress(OSError):  # else Python would complain when it flushes the output
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        else:
+            usual(kind, error, trace)
+
+    sys.excepthook = quiet
     if isinstance(sys.stdout, io.TextIOWrapper):
         with suppress(OSError):  # an output that was a file, and is now a pipe
             sys.stdout.reconfigure(errors="replace")

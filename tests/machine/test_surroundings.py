@@ -54,3 +54,14 @@ def test_free_memory_is_the_smallest_reported_value(tmp_path):
     (tmp_path / "memory.max").write_text(f"{3 * MB}\n")
     (tmp_path / "memory.current").write_text(f"{2 * MB}\n")
     assert free_memory(info, tmp_path) == MB
+
+
+def test_a_command_whose_output_is_read_no_further_ends_without_a_traceback():
+    code = (
+        "from edgewire.machine.surroundings import print_any_text; print_any_text()\n"
+        "while True: print('a line')"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) as command:
+        assert command.stdout.readline() == "a line\n"
+        command.stdout.close()
+        assert command.stderr.read() == ""

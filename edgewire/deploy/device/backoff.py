@@ -90,12 +90,15 @@ def _of_refusal(error: ServerRefusal, address: str) -> str:
             return clock
         if error.path.endswith(("/activate-node", "/register-node")):
             return "the server does not accept this node's signature: is the key file damaged?"
-        return "the server does not know this node's key (any more): register it there"
+        return (
+            "the server does not know this node's key (any more): register it there, unless it was "
+            "revoked or replaced"
+        )
     if error.code == NOT_ACTIVATED:
         return (
-            "the server does not know this node's key: register it there; or it still counts an "
-            f"earlier life of this node as online (for at most {ONLINE_SECONDS:.0f} s), or another "
-            "machine uses its key"
+            "the server does not know this node's key: register it there, unless it was revoked; "
+            "or it still counts an earlier life of this node as online (for at most "
+            f"{ONLINE_SECONDS:.0f} s), or another machine uses its key"
         )
     if error.code == ONLY_REGISTERED:
         return "the server takes registered keys alone: give --auth-supernode-private-key"
