@@ -112,9 +112,10 @@ def table(
 
 def _hint_at_classes(place: str, data: Data, wishes: Wishes) -> None:
     """Log how to get classes if the only target is a number with few values, all whole."""
-    for each in (data.columns.target if data.columns else ())[:1]:
+    target = data.columns.target if data.columns else ()
+    for each in target if len(target) == 1 and target[0].kind == "number" else ():
         values = torch.unique(only(data.train.targets))
-        if each.kind == "number" and len(values) <= MOST_LIKE_CLASSES and not (values % 1).any():
+        if 1 < len(values) <= MOST_LIKE_CLASSES and not (values % 1).any():
             cure = overrides_of([(each.name, Problem("", key="kinds", value="category"))], wishes)
             log.warning(
                 "%s: the target %s has %d different values, and is predicted as a number; for "
