@@ -184,7 +184,9 @@ def own_data(path: Path) -> Finding:
         count = len(os.listdir(path))
     except OSError as error:
         return Finding(WRONG, "data", f"{path} cannot be read: {error.strerror}")
-    return Finding(OK if count else WRONG, "data", f"{path} holds {count} files and folders")
+    if not count:
+        return Finding(WRONG, "data", f"{path} is empty: put the data there, or give another data=")
+    return Finding(OK, "data", f"{path} holds {count} files and folders")
 
 
 def key(options: argparse.Namespace) -> Iterable[Finding]:
@@ -215,8 +217,9 @@ def server_of_node(options: argparse.Namespace) -> Iterable[Finding]:
     fleet = node.client_of(options, found[0] if found else ec.generate_private_key(ec.SECP384R1()))
     with closing(fleet):
         if (file := options.root_certificates) is not None:
-            for ca in x509.load_pem_x509_certificates(file.expanduser().read_bytes()):
-                yield lasting(f"the CA's, {file}", ca, "make a new CA on the server")
+            authorities = x509.load_pem_x509_certificates(file.expanduser().read_bytes())
+            advice = "make a new CA on the server"
+            yield from {lasting(f"the CA's, {file}", ca, advice): None for ca in authorities}
         try:
             first = fleet.get(BUNDLED)
         except WORTH_WAITING as error:
@@ -229,7 +232,7 @@ def server_of_node(options: argparse.Namespace) -> Iterable[Finding]:
         if says_bundled(first):
             yield Finding(OK, "server", f"{where} is there, and takes bundles")
         else:
-            text = f"{where} is there, and takes plain Fleet calls alone: rounds take longer"
+            text = f"{where} is there, and slower than edgewire.deploy.server: no bundles"
             yield Finding(WARNING, "server", text)
         if fleet.secure:  # the client has accepted the server's certificate
             shown = first.extensions["network_stream"].get_extra_info("ssl_object")
@@ -300,8 +303,8 @@ def certificate_of_server(options: argparse.Namespace) -> Iterable[Finding]:
         yield Finding(WRONG, "certificate", f"{reason}: {advice}")
         return
     yield lasting("the server's", own, RENEW)
-    for ca in authorities:
-        yield lasting("the CA's", ca, "`python -m edgewire.deploy.keys ca` makes another")
+    advice = "`python -m edgewire.deploy.keys ca` makes another"
+    yield from {lasting("the CA's", ca, advice): None for ca in authorities}  # equal lines once
 
 
 if __name__ == "__main__":

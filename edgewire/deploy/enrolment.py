@@ -140,7 +140,8 @@ class Enrolment:
             pem = _checked(key)
             if token.key not in ("", pem.decode()):
                 log.warning("a second device has come with the token of %s", token.name)
-                raise HTTPException(410, f"a device has used this token already: {AGAIN}")
+                used = "a device has used this token already, and is installed if it is this one"
+                raise HTTPException(410, f"{used}: {AGAIN}")
             node, owner = _named(token.name, state), state.get_node_id_by_public_key(pem)
             now = node.public_key.decode() if node else ""
             again = node is not None and node.node_id == owner

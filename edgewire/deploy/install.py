@@ -93,13 +93,15 @@ def install(source: str, root: Path, config: str | None = None) -> list[str]:
         if isinstance(error, OSError):
             raise UsageError(f"{error.filename}: {error.strerror}: run this as root") from error
         raise EngineError(reason_of(error, fleet)) from error
+    log = f"`journalctl -u {UNIT}` is its log"
     if root != Path("/"):
         _systemctl("--root", str(root), "enable", UNIT)
+        log = f"it starts with the system in {root}"
     else:
         for words in ("daemon-reload", f"enable {UNIT}", f"reload-or-restart {UNIT}"):
             _systemctl(*words.split())
     stays = [f"{env} stays as it is"] if kept else []
-    return [*stays, f"installed a node of {address}: `journalctl -u {UNIT}` is its log"]
+    return [*stays, f"installed a node of {address}: {log}"]
 
 
 def env_of(address: str, config: str) -> str:

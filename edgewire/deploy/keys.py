@@ -192,6 +192,7 @@ def _bundle(given: argparse.Namespace) -> list[str]:
         key, _ = node_files(given.keys, name)
         if not key.exists():
             lines += [f"made {path}" for path in make_node(given.keys, name)]
+            lines.append(f"{name} has a new key: `keys register {name}` lets it take part")
         private_key(key)
         content = packed(key, ca, address, given.node_config)
         lines.append(f"made {write_new(Path(f'{name}.json'), content, SECRET)}: it holds a key")

@@ -1,7 +1,8 @@
 """Stores messages with their objects in a SuperLink's state, and loads them.
 
 Flower has one handler for each kind of HTTP request. This module calls these handlers for each part
-of a bundle.
+of a bundle. It takes objects from Flower's store itself, and gives them to handlers in requests of
+its own, because protobuf would copy each object twice while the event loop waits for Python's lock.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gzip
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.proto.fab_pb2 import GetFabRequest
@@ -24,7 +26,6 @@ from flwr.proto.message_pb2 import (
     Message,
     ObjectTree,
     PullObjectRequest,
-    PushObjectRequest,
     PushObjectResponse,
 )
 from flwr.proto.node_pb2 import Node
@@ -44,7 +45,7 @@ from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply
 from edgewire.deploy.server.node_processes import NodeProcesses
 from edgewire.protocol.bundle import MOST_PARTS, parts_of
 
-Writer = Callable[[PushObjectRequest], PushObjectResponse]
+Writer = Callable[[Any], PushObjectResponse]  # its argument is like a `PushObjectRequest`
 SERVER = Node(node_id=1)  # the ServerApp
 _registering = Lock()
 
@@ -72,12 +73,14 @@ class Load:
         Raises `FlowerError` if the run is over.
         """
         for name, run in list(self.missing.items()):
-            wanted = PullObjectRequest(node=self.node, run_id=run, object_id=name)
-            found = fleet.pull_object(wanted, state)
-            if found.object_available:
-                self.objects[name] = found.object_content
-            if found.object_available or not found.object_found:
-                del self.missing[name]
+            if content := state.object_store.get(name):
+                state.store_traffic(run, bytes_sent=len(content), bytes_recv=0)
+                self.objects[name] = content
+            else:
+                wanted = PullObjectRequest(node=self.node, run_id=run, object_id=name)
+                if fleet.pull_object(wanted, state).object_found:
+                    continue
+            del self.missing[name]
 
 
 def key_of(node_id: int, state: Any) -> bytes:
@@ -225,6 +228,8 @@ def for_server(
     """
 
     def fetch(name: str) -> bytes | None:
+        if content := state.object_store.get(name):
+            return bytes(content)
         wanted = PullObjectRequest(node=SERVER, run_id=task.run_id, object_id=name)
         found = runtime.pull_object(wanted, state, task)
         if not found.object_found:
@@ -278,7 +283,7 @@ def _store(response: Any, objects: Mapping[str, bytes], node: Node, run: int, pu
     """
 
     def is_stored(name: str) -> bool:
-        request = PushObjectRequest(
+        request = SimpleNamespace(
             node=node,
             run_id=run,
             object_id=name,
