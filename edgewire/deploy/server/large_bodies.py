@@ -13,7 +13,7 @@ from starlette.responses import Response
 from edgewire.deploy.server.access import Scope, Send
 
 PIECE = 1 << 16  # bytes of a response that are sent at once
-WORKERS = 4  # calls at a time: each keeps the event loop waiting for Python's global lock
+WORKERS = 2  # calls at a time: each keeps the event loop waiting for Python's global lock
 Result = TypeVar("Result")
 
 
