@@ -31,7 +31,7 @@ PRESETS = {  # a preset for each kind of strategy
     "asynchronous": ["algorithm=adacomp", "nodes=3", "strategy.pushes=120",
                      "strategy.record_every=5", "eval_every=120"],
     "cut model": ["algorithm=synthetic_gradients", "rounds=16", "strategy.record_every=1",
-                  "eval_every=16"],
+                  "eval_every=16", "batch_size=64"],
 }  # fmt: skip
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 STOPS = list(product((os.kill, os.killpg), NUMBERS))  # each signal to one process, and to its group
@@ -76,7 +76,7 @@ def test_a_run_stopped_in_every_way_ends_like_an_uninterrupted_one(preset, tmp_p
     whole, folder = tmp_path / "whole", tmp_path / "stopped"
     whole.mkdir()
     folder.mkdir()
-    words, again = [*PRESETS[preset], *SMALL], [f"resume={folder}", "engine.workers=2"]
+    words, again = [*SMALL, *PRESETS[preset]], [f"resume={folder}", "engine.workers=2"]
     expect_end(start([*words, f"hydra.run.dir={whole}"], whole), whole)
     rows, given = rows_of(whole), [*words, f"hydra.run.dir={folder}"]
     for place, (stop, number) in enumerate(STOPS, start=1):
