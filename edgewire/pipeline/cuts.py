@@ -15,6 +15,7 @@ from edgewire.compression.codec import Codec
 from edgewire.compression.flower.headers import brief
 from edgewire.conf.build import model_of, objective_of
 from edgewire.conf.check import codec_of
+from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.conf.schema import Config
 from edgewire.pipeline.costs import Cost, balanced, costs_of
 from edgewire.pipeline.gradient_predictor import LOSS, GradientModules, ModuleForm
@@ -26,7 +27,6 @@ from edgewire.pipeline.messages import (
     types_of,
     unpack_targets,
 )
-from edgewire.pipeline.server.options import AUTO, Cutting
 from edgewire.pipeline.server.schedule import Task
 from edgewire.task.datasets import Data
 from edgewire.task.errors import TaskError
@@ -36,10 +36,24 @@ from edgewire.task.objectives.classification import Classification
 from edgewire.task.objectives.end_loss import EndLoss
 from edgewire.task.tensors import Tensors
 
+AUTO = "auto"
 NO_LABELS = (
     "the modules for synthetic gradients get no labels, because the data set does not say its "
     "classes: give dataset.classes=[0,1,2], say (in a function of your own Data(classes=3))"
 )
+
+
+@dataclass(frozen=True)
+class Cutting(OptionGroup):
+    """Says where a model is cut into segments. A segment is consecutive layers on one node.
+
+    `cuts`: the numbers of the layers with which a new segment begins, or "auto". "auto" chooses the
+    cuts with which the largest segment has as few operations as possible. `segments`: the number of
+    segments for "auto"; None: one for each node. Raises `ValueError` for `segments` below 1.
+    """
+
+    cuts: Any = AUTO
+    segments: int | None = bounded(None, at_least=1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,6 @@ from edgewire.compression.flower import flat_record, to_vector
 from edgewire.compression.flower.native_tensors import with_natives
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.base import RunStrategy
-from edgewire.strategy.lr_schedule import ScheduleState
 from edgewire.strategy.run import checkpoint_file
 from edgewire.strategy.run.checkpoint_file import Checkpoints
 from edgewire.strategy.run.graceful_shutdown import GracefulShutdown
@@ -45,14 +44,14 @@ class RunState:
     """The state of a `Run`, as a checkpoint holds it.
 
     `config`: the run's configuration as JSON. `stepped`: the number of rounds that the learning
-    rate's schedule has counted. `model`: the model of the last row in `history.jsonl`: a flat
-    vector, and tensors in their own dtype. `measured`: whether this model was evaluated. `nodes`:
-    what each node has done.
+    rate's schedule has counted. `losses`: the values that it depends on. `model`: the model of the
+    last row in `history.jsonl`: a flat vector, and tensors in their own dtype. `measured`: whether
+    this model was evaluated. `nodes`: what each node has done.
     """
 
     config: str
     stepped: int
-    schedule: ScheduleState
+    losses: list[float]
     records: RunLogState
     model: ArrayRecord
     measured: bool
@@ -124,7 +123,7 @@ class RunCheckpointer:
         return RunState(
             config_words(run.config),
             run.stepped,
-            run.schedule.state,
+            run.schedule.losses,
             run.records.save(),
             newest,
             run.newest is None,
@@ -162,7 +161,7 @@ class RunCheckpointer:
             raise ConfigError(f"resume={folder}: {error}") from error
         if to_vector(state.model).size != run.model.state.numel():
             raise ConfigError(f"resume={folder}: the checkpoint is of another model")
-        run.schedule.load(state.schedule)
+        run.schedule.load(state.stepped, state.losses)
         run.stepped, run.train_config["lr"] = state.stepped, run.schedule.lr
         run.show(state.model)
         run.newest = state.model  # the run's end measures it again if no round follows

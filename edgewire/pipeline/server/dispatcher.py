@@ -33,9 +33,8 @@ from edgewire.pipeline.messages import (
     unpack,
 )
 from edgewire.pipeline.server.link_traffic import Opened, opened, plain_bytes
-from edgewire.pipeline.server.options import Flow
 from edgewire.pipeline.server.placement import Placement
-from edgewire.pipeline.server.schedule import PipelineSchedule, Task
+from edgewire.pipeline.server.schedule import Flow, PipelineSchedule, Task
 from edgewire.pipeline.server.snapshots import Snapshots
 from edgewire.pipeline.server.state import LOST, PipelineState, UnderWay
 from edgewire.strategy.base import Started
@@ -77,8 +76,7 @@ class Dispatcher:
             for sent in chain(*state.under_way):
                 sent.when += grid.now - state.now
         self._sent, self.links = state.under_way, state.links
-        rates.share(state.rates)
-        self._flow = PipelineSchedule(flow, synthetic, count, run.rounds, state.flow)
+        self._flow = PipelineSchedule(flow, synthetic, count, run.rounds, state.sent, state.done)
         first = 1 if plan.conditioned else count - 1
         self._receivers = range(first, count) if plan.targets else range(0)  # of labels
         self._store = state.store

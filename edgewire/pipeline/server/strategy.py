@@ -1,6 +1,7 @@
 """Trains one model that is cut across nodes, by synthetic gradients or split backpropagation."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -10,10 +11,10 @@ from edgewire.compression.validation import expect_kinds
 from edgewire.conf.build import objective_of
 from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.schema import Config
-from edgewire.pipeline.cuts import NO_LABELS, Plan, plan_of
+from edgewire.pipeline.cuts import NO_LABELS, Cutting, Plan, plan_of
 from edgewire.pipeline.gradient_predictor import GradientModules
 from edgewire.pipeline.server.dispatcher import Dispatcher
-from edgewire.pipeline.server.options import Cutting, Flow
+from edgewire.pipeline.server.schedule import Flow
 from edgewire.pipeline.server.state import LOST, PipelineState
 from edgewire.strategy.base import (
     FLOWER,
@@ -66,12 +67,13 @@ class PipelineStrategy(ParameterServer):
         self.synthetic, self.cutting, self.modules, self.flow = synthetic, cutting, modules, flow
         self.feedback, self.record_every = feedback, flow.record_every
         self.plan: Plan | None = None
+        self._rates: Callable[[list[float]], Rates]
         self._lacks_labels = False
 
     @property
     def done(self) -> int:
         """The number of mini-batches that all segments have finished."""
-        tasks = self.state.flow.done[-1] if self.state.flow.done else 0
+        tasks = self.state.done[-1] if self.state.done else 0
         return tasks * self.flow.batches_per_message // self.flow.micro_batches
 
     def abandon(self, back: Collection[int] = ()) -> None:
@@ -90,7 +92,7 @@ class PipelineStrategy(ParameterServer):
         modules = self.modules if self.synthetic else None
         micros = self.flow.micro_batches
         self.plan = plan_of(config, data, self.cutting, modules, micro_batches=micros)
-        self.rates = Rates(config.schedule, config.lr)
+        self._rates = partial(Rates, config.schedule, config.lr)
         alone = len(self.plan.cuts) == 0
         wanted = self.synthetic and self.modules.conditioned and not alone
         classifies = isinstance(objective_of(config), Classification)
@@ -117,7 +119,7 @@ class PipelineStrategy(ParameterServer):
             log.warning("%s, or strategy.conditioned=false", NO_LABELS)
         work = Dispatcher(
             self.plan, self._ordered(run.grid), run, self.state, self.flow, self.synthetic,
-            self.rates, self.failures,
+            self._rates(self.state.rates), self.failures,
         )  # fmt: skip
         run.result.arrays = run.arrays
         if not run.goes_on:
