@@ -66,7 +66,6 @@ def main(grid: Grid, context: Context) -> None:
         nodes.strategy = run.strategy
     shutdown = GracefulShutdown(folder)
     checkpointer = RunCheckpointer(run, lasting, shutdown, nodes)
-    run.prepare()
     if resume:
         checkpointer.load(Path(folder))
     else:
