@@ -23,7 +23,7 @@ from edgewire.compression.flower.timed_grid import FIRST, LEAST, SlowestReply
 from edgewire.compression.flower.traffic import in_one_line
 from edgewire.compression.validation import FOREVER
 from edgewire.conf.check import NO_CODECS, Codecs
-from edgewire.strategy.aggregation import MeanState, SparseMean
+from edgewire.strategy.aggregation import SparseMean
 from edgewire.strategy.base import (
     FLOWER,
     STEP_MESSAGE,
@@ -32,7 +32,7 @@ from edgewire.strategy.base import (
     expect_positive,
 )
 from edgewire.strategy.collector import Stragglers, StragglersState
-from edgewire.strategy.node_scheduler import BackoffScheduler, BackoffSchedulerState
+from edgewire.strategy.node_scheduler import BackoffScheduler
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.run.membership import REPEATED
 from edgewire.strategy.server import ModelState, Server
@@ -69,12 +69,12 @@ class PushesState(ModelState):
     counted: Counted = field(default_factory=Counted)
     flight: dict[str, Sent] = field(default_factory=dict)
     late: StragglersState = field(default_factory=StragglersState)
-    scheduler: BackoffSchedulerState = field(default_factory=BackoffSchedulerState)
+    scheduler: BackoffScheduler = field(default_factory=BackoffScheduler)
     losses: list[tuple[float, float]] = field(default_factory=list)
     stale: list[int] = field(default_factory=list)
     next_look: float = -math.inf
     buffered: int = 0
-    mean: MeanState = field(default_factory=MeanState)
+    mean: SparseMean = field(default_factory=SparseMean)
     now: float = 0.0
 
 
@@ -208,9 +208,9 @@ class Pushes(Server):
         if state.replica and grid.virtual_seconds is None:
             self._shift(grid.now - state.now)
         super().__init__(strategy, grid, initial_arrays, state, [LOSS])
-        self._mean = SparseMean(self.reported.trained, state.mean, strategy.sender_exponent)
+        if not state.mean.size:
+            state.mean = SparseMean(self.reported.trained, strategy.sender_exponent)
         self._late = Stragglers(grid, state.late)
-        self._scheduler = BackoffScheduler(strategy.most, strategy.failures, state.scheduler)
         self._staleness = strategy.staleness
         self._staleness.start(self.layout.size, state.counted)
 
@@ -233,7 +233,7 @@ class Pushes(Server):
         """
         state, strategy = self._state, self._strategy
         self._greet()
-        for node in self._scheduler.ready(state.done, idle=not state.flight):
+        for node in state.scheduler.ready(state.done, idle=not state.flight):
             failed = strategy.failures.failures_of(node)
             self._send_again(node, look=failed >= REPEATED)
         replies = self._grid.pull_before(state.flight, self._deadline())
@@ -259,7 +259,8 @@ class Pushes(Server):
                 for more in replies[place:]:
                     self._grid.discard(more)
                 break
-            if not self._scheduler.should_wait(sent.node, state.done):
+            failed = strategy.failures.failures_of(sent.node)
+            if not state.scheduler.should_wait(sent.node, state.done, failed, strategy.most):
                 self._send_again(sent.node)
         state.now = self._grid.now
         return True
@@ -285,7 +286,7 @@ class Pushes(Server):
                 left = state.late, state.screens, state.failures, state.scheduler, state.flight
                 forget_nodes(gone, *left)
             self._here = here if grid.next_change is None else None
-            for node in self._scheduler.add(here):
+            for node in state.scheduler.add(here):
                 self._send(node)
             state.next_look = grid.next_look
             if grid.virtual_seconds is None:
@@ -333,7 +334,7 @@ class Pushes(Server):
     def _send(self, node: int) -> None:
         """Send a node the newest model."""
         state, strategy = self._state, self._strategy
-        count = self._scheduler.next(node)
+        count = state.scheduler.next(node)
         deltas, known = self.deltas, len(state.scheduler.known)
         self.offer(count, crowded=deltas is not None and deltas.crowded(known))
         header = DownlinkHeader(count, workers=strategy.buffer)
@@ -401,11 +402,11 @@ class Pushes(Server):
             accepted.statistics, natives, share * of_rate, natives_share=natives_share
         )
         if strategy.buffer > 1:  # FedBuff, Algorithm 1: no step until the buffer holds K updates
-            self._mean.add(indices, values)
+            state.mean.add(indices, values)
             state.buffered += 1
             if state.buffered < strategy.buffer:
                 return
-            (indices, values), state.buffered = self._mean.take(), 0
+            (indices, values), state.buffered = state.mean.take(), 0
         indices, values = self.reported.joined(indices, values, self.model)
         if strategy.buffer > 1:
             self._expect_finite(indices, values, rate)

@@ -21,7 +21,7 @@ from edgewire.conf.schema import ConfigError
 from edgewire.strategy.run.whole_files import replace_file
 
 FILE = "checkpoint"
-MARK, FORMAT = "edgewire-checkpoint", 10  # increase FORMAT if older versions cannot read the file
+MARK, FORMAT = "edgewire-checkpoint", 11  # increase FORMAT if older versions cannot read the file
 PAUSE = 60.0  # seconds from a failed checkpoint to the next attempt
 SHARE = 0.02  # the largest share of a run's time that is used for checkpoints
 log = getLogger("edgewire")
