@@ -225,10 +225,3 @@ class ParameterServer(RunStrategy):
         raise NotImplementedError(f"{type(self).__name__}.start runs the whole training")
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _in_start
-
-
-def expect_positive(**options: int) -> None:
-    """Raise `ValueError` for the first option that is below 1."""
-    for name, value in options.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
