@@ -31,7 +31,7 @@ from edgewire.strategy.base import (
     ParameterServer,
     Started,
 )
-from edgewire.strategy.collector import Stragglers, StragglersState
+from edgewire.strategy.collector import Stragglers
 from edgewire.strategy.node_scheduler import BackoffScheduler
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.run.membership import REPEATED
@@ -68,7 +68,7 @@ class PushesState(ModelState):
     done: int = 0
     counted: Counted = field(default_factory=Counted)
     flight: dict[str, Sent] = field(default_factory=dict)
-    late: StragglersState = field(default_factory=StragglersState)
+    late: Stragglers = field(default_factory=Stragglers)
     scheduler: BackoffScheduler = field(default_factory=BackoffScheduler)
     losses: list[tuple[float, float]] = field(default_factory=list)
     stale: list[int] = field(default_factory=list)
@@ -209,7 +209,6 @@ class Pushes(Server):
         super().__init__(strategy, grid, run.arrays, state, [LOSS])
         if not state.mean.size:
             state.mean = SparseMean(self.reported.trained, strategy.pushing.sender_exponent)
-        self._late = Stragglers(grid, state.late)
         self._staleness = strategy.staleness
         self._staleness.start(self.layout.size, state.counted)
 
@@ -239,7 +238,7 @@ class Pushes(Server):
         for place, reply in enumerate(replies, 1):
             sent = state.flight.pop(reply.metadata.reply_to_message_id)
             if state.late.messages:  # only then does `Stragglers` need the message's number
-                self._late.answered(sent.node, sent.number)
+                state.late.answered(sent.node, sent.number)
             state.done += 1
             self._slowest.took(self._grid.now - sent.when)
             self._receive(sent, reply)
@@ -265,7 +264,7 @@ class Pushes(Server):
             if sent.when + self._timeout > grid.now:
                 break
             del state.flight[message_id]
-            self._late.add(message_id, sent.node, sent.number)
+            state.late.add(grid, message_id, sent.node, sent.number)
             self._left_out(sent.node, f"no reply in time (timeout={self._timeout:g})")
             if sent.node in grid.get_node_ids():
                 self._send(sent.node)
