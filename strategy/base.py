@@ -100,7 +100,7 @@ class RunStrategy(Strategy):
     @property
     def train_metrics(self) -> Mapping[str, Any] | None:
         """The means of the nodes' newest training metrics; None before the first reply."""
-        return cast(dict[str, float] | None, self.state.train_metrics)
+        return cast(Mapping[str, Any] | None, self.state.train_metrics)
 
     @property
     def done(self) -> int:
