@@ -8,7 +8,6 @@ from typing import Any
 from edgewire.compression.flower import flat_record, to_vector
 from edgewire.compression.flower.native_tensors import with_natives
 from edgewire.compression.validation import expect_kinds
-from edgewire.conf.build import objective_of
 from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.schema import Config
 from edgewire.pipeline.cuts import NO_LABELS, Cutting, Plan, plan_of
@@ -24,7 +23,6 @@ from edgewire.strategy.base import (
 )
 from edgewire.strategy.lr_schedule import Rates
 from edgewire.task.datasets import Data
-from edgewire.task.objectives.classification import Classification
 
 CUTTING, MODULES, FLOW = Cutting(), GradientModules(), Flow()  # the defaults
 
@@ -68,7 +66,6 @@ class PipelineStrategy(ParameterServer):
         self.feedback, self.record_every = feedback, flow.record_every
         self.plan: Plan | None = None
         self._rates: Callable[[list[float]], Rates]
-        self._lacks_labels = False
 
     @property
     def done(self) -> int:
@@ -90,14 +87,9 @@ class PipelineStrategy(ParameterServer):
     def cut(self, config: Config, data: Data) -> None:
         """Cut the configured model; raises `TaskError` or `ValueError` if that is not possible."""
         modules = self.modules if self.synthetic else None
-        micros = self.flow.micro_batches
-        self.plan = plan_of(config, data, self.cutting, modules, micro_batches=micros)
+        self.plan = plan_of(config, data, self.cutting, modules, self.flow.micro_batches)
         self._rates = partial(Rates, config.schedule, config.lr)
-        alone = len(self.plan.cuts) == 0
-        wanted = self.synthetic and self.modules.conditioned and not alone
-        classifies = isinstance(objective_of(config), Classification)
-        self._lacks_labels = wanted and classifies and not self.plan.conditioned
-        if not self.synthetic and self.flow.batches_per_message > 1 and not alone:
+        if not self.synthetic and self.flow.batches_per_message > 1 and self.plan.cuts:
             raise ValueError("batches_per_message goes with synthetic gradients")
 
     def details(self) -> dict[str, Any]:
@@ -115,7 +107,7 @@ class PipelineStrategy(ParameterServer):
         """
         if self.plan is None:
             raise ValueError("the model is not cut: call cut() first")
-        if self._lacks_labels:
+        if self.plan.unlabelled:
             log.warning("%s, or strategy.conditioned=false", NO_LABELS)
         work = Dispatcher(
             self.plan, self._ordered(run.grid), run, self.state, self.flow, self.synthetic,
