@@ -71,7 +71,7 @@ def main(grid: Grid, context: Context) -> None:
     else:
         forget(folder)
     try:
-        with shutdown if checkpointer.keeps else nullcontext():
+        with shutdown if checkpointer.folder else nullcontext():
             run.start()
     except PayloadError as error:  # write the last model and the reason why the run stopped
         with suppress(OSError):

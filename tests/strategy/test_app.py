@@ -16,7 +16,7 @@ from edgewire.conf.schema import ConfigError
 from edgewire.protocol.run_ended import RunEnded
 from edgewire.strategy.app import main, mark_warnings
 from edgewire.strategy.ordered_grid import OrderedGrid
-from edgewire.strategy.run import checkpoint_file
+from edgewire.strategy.run import checkpoint_file, checkpointer
 from edgewire.strategy.run.node_log import NodeLog
 from edgewire.strategy.run.run import Run
 from edgewire.strategy.run.run_log import RunLog
@@ -101,7 +101,7 @@ def test_an_error_while_a_signal_waits_counts_as_a_stop(tmp_path, monkeypatch, w
         signal.raise_signal(signal.SIGTERM)
         write(folder, parts)
 
-    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
+    monkeypatch.setattr(checkpointer, "SHARE", math.inf)
     if while_saving:
         monkeypatch.setattr(checkpoint_file, "write", stopped)
     else:
@@ -141,7 +141,7 @@ def test_on_remote_nodes_a_new_run_resumes_from_the_servers_state(tmp_path, monk
         app_config = {**values, "resume": resume}
         main(Remote(nodes), Context(1, 0, {}, RecordDict(), app_config))
 
-    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
+    monkeypatch.setattr(checkpointer, "SHARE", math.inf)
     at_row(monkeypatch, 5, raising(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         run(False)
