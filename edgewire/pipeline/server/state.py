@@ -9,8 +9,6 @@ from edgewire.pipeline.server.schedule import Task
 from edgewire.pipeline.server.snapshots import SnapshotsState
 from edgewire.strategy.base import ServerState
 
-LOST = "lost"  # in place of a message's id: the task's input was lost, so it cannot be sent
-
 
 @dataclass
 class UnderWay:
@@ -23,6 +21,7 @@ class UnderWay:
     number: int = 0
     when: float = 0.0  # the grid's `now` when it was sent
     reply: Opened | None = None
+    lost: bool = False  # its input was lost, so it cannot be sent
 
 
 @dataclass

@@ -14,7 +14,7 @@ from edgewire.pipeline.cuts import NO_LABELS, Cutting, Plan, plan_of
 from edgewire.pipeline.gradient_predictor import GradientModules
 from edgewire.pipeline.server.dispatcher import Dispatcher
 from edgewire.pipeline.server.schedule import Flow
-from edgewire.pipeline.server.state import LOST, PipelineState
+from edgewire.pipeline.server.state import PipelineState
 from edgewire.strategy.base import (
     FLOWER,
     ParameterServer,
@@ -76,7 +76,7 @@ class PipelineStrategy(ParameterServer):
     def abandon(self, back: Collection[int] = ()) -> None:
         """Delete unanswered messages, and assign nodes anew; they begin with the last copies."""
         for sent in chain(*self.state.under_way):
-            sent.message_id, sent.reply = LOST if sent.message_id == LOST else "", None
+            sent.message_id, sent.reply = "", None
         self.state.holders[:] = [None] * len(self.state.holders)
 
     def summary(self) -> None:
