@@ -260,12 +260,13 @@ def _momenta(c: Choice, s: Any) -> Rows:
 
 
 def _asynchronous(c: Choice, s: Any) -> Rows:
+    p = s.pushing
     return {
-        f"strategy: buffer={s.buffer} is never full with pushes={s.pushes}": s.buffer > s.pushes,
+        f"strategy: buffer={p.buffer} is never full with pushes={p.pushes}": p.buffer > p.pushes,
         "strategy: sender_exponent is from 0 to 1, and a value above 0 goes with a buffer above 1, "
-        f"not {s.sender_exponent:g} with buffer={s.buffer}": s.sender_exponent and s.buffer == 1,
-        "strategy: mix goes with update=delta, buffer=1 and a server_lr of at most 1": s.mix
-        and (s.update != "delta" or s.buffer > 1 or s.server_lr > 1),
+        f"not {p.sender_exponent:g} with buffer={p.buffer}": p.sender_exponent and p.buffer == 1,
+        "strategy: mix goes with update=delta, buffer=1 and a server_lr of at most 1": p.mix
+        and (s.update != "delta" or p.buffer > 1 or s.server_lr > 1),
         **_updates(c, s),
     }
 
@@ -310,7 +311,7 @@ def _pipeline(c: Choice, s: Any) -> Rows:
 # The rows of strategies that compress messages themselves, by an attribute that such a kind has.
 OWN: dict[str, Callable[[Choice, Any], Rows]] = {
     "aggregation": _averaging,
-    "pushes": _asynchronous,
+    "pushing": _asynchronous,
     "cutting": _pipeline,
 }
 

@@ -28,16 +28,23 @@ from edgewire.strategy.update_mean import UpdateMean
 WEIGHTS = (EXAMPLES, STEPS)  # metrics that every node reports
 
 
-@dataclass
-class MeanState:
-    """The state of `SparseMean`: the updates that it has added up.
+@dataclass(eq=False)
+class SparseMean(UpdateMean):
+    """The weighted mean of updates of n entries; an entry that a node did not send counts as 0.
 
-    `sum`: their weighted sum, float32 (n,). `sets`: the indices of each sparse update. `dense`:
-    whether one of them was dense. `weight`: the sum of their weights. `sent`: the weight of the
-    sparse updates that hold an entry, float32 (n,), or (0,) if it is not needed. `whole`: the
-    weight of the dense updates.
+    `size`: n. `sender_exponent`: an entry of the mean is multiplied by (W / w)^`sender_exponent`,
+    where W is the weight of all nodes and w is that of the nodes that sent the entry. With 0 it is
+    the mean over all nodes, and with 1 the mean over the nodes that sent the entry.
+
+    The other fields are the updates so far, as a checkpoint holds them. `sum`: their weighted sum,
+    float32 (n,). `sets`: the indices of each sparse update. `dense`: whether one of them was dense.
+    `weight`: the sum of their weights. `sent`: the weight of the sparse updates that hold an entry,
+    float32 (n,), or (0,) without a `sender_exponent`. `whole`: the weight of the dense updates. So
+    it needs five bytes of memory for each entry, for any number of nodes; nine with an exponent.
     """
 
+    size: int = 0
+    sender_exponent: float = 0.0
     sum: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     sets: list[NDArray[np.uint32]] = field(default_factory=list)
     dense: bool = False
@@ -45,30 +52,11 @@ class MeanState:
     sent: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     whole: float = 0.0
 
-
-class SparseMean(UpdateMean):
-    """The weighted mean of updates of n entries; an entry that a node did not send counts as 0.
-
-    `sender_exponent`: an entry of the mean is multiplied by (W / w)^`sender_exponent`, where W is
-    the weight of all nodes and w is that of the nodes that sent the entry. With 0 it is the mean
-    over all nodes, and with 1 the mean over the nodes that sent the entry.
-
-    It needs five bytes of memory for each of the n entries, for any number of nodes; nine with a
-    `sender_exponent`.
-    """
-
-    def __init__(
-        self, size: int, state: MeanState | None = None, sender_exponent: float = 0.0
-    ) -> None:
-        self.begin(size)
-        self._state = state = MeanState() if state is None else state
-        if not len(state.sum):
-            state.sum = np.zeros(size, dtype=np.float32)
-        self._sum = state.sum
-        self._exponent = np.float32(sender_exponent)
-        if sender_exponent and not len(state.sent):
-            state.sent = np.zeros(size, dtype=np.float32)
-        self._mark: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
+    def __post_init__(self) -> None:
+        if not len(self.sum):
+            self.sum = np.zeros(self.size, dtype=np.float32)
+            self.sent = np.zeros(self.size if self.sender_exponent else 0, dtype=np.float32)
+        self._mark: NDArray[np.bool_] = np.zeros(self.size, dtype=np.bool_)
 
     def add(self, indices: Indices | None, values: Vector, weight: float = 1.0) -> None:
         """Add a node's update to the weighted sum.
@@ -76,17 +64,17 @@ class SparseMean(UpdateMean):
         `values`: float32 (k,) at the increasing `indices`, or (n,) if `indices` is None. `weight`:
         the node's weight in the mean.
         """
-        self._state.weight += weight
+        self.weight += weight
         values = values if weight == 1.0 else values * np.float32(weight)
         if indices is None:
-            self._state.dense = True
-            self._state.whole += weight
-            self._sum += values
+            self.dense = True
+            self.whole += weight
+            self.sum += values
         else:
-            self._state.sets.append(indices)
-            add_at(self._sum, indices, values)
-            if self._exponent:
-                self._state.sent[indices] += np.float32(weight)  # the indices are distinct
+            self.sets.append(indices)
+            add_at(self.sum, indices, values)
+            if self.sender_exponent:
+                self.sent[indices] += np.float32(weight)  # the indices are distinct
 
     def take(self) -> tuple[Indices | None, Vector]:
         """Return the mean of the added updates, and begin a new mean.
@@ -94,34 +82,34 @@ class SparseMean(UpdateMean):
         The result is (indices, values): the union of the updates' indices (None: all n entries),
         and the mean at these indices.
         """
-        state = self._state
-        weight = np.float32(state.weight)
-        union = None if state.dense else self._union()
+        weight = np.float32(self.weight)
+        union = None if self.dense else self._union()
         if union is None:
-            values = self._sum / weight
-            self._sum.fill(0)
+            values = self.sum / weight
+            self.sum.fill(0)
         else:
-            values = self._sum[union] / weight
-            self._sum[union] = 0
-        if self._exponent:
+            values = self.sum[union] / weight
+            self.sum[union] = 0
+        if self.sender_exponent:
             held = slice(None) if union is None else union
-            sent = state.sent[held] + np.float32(state.whole)
+            sent = self.sent[held] + np.float32(self.whole)
             # An entry that no node sent is 0, whatever its factor is.
-            values *= (weight / np.where(sent > 0, sent, weight)) ** self._exponent
-            state.sent[held] = 0
-        state.sets, state.dense, state.weight, state.whole = [], False, 0.0, 0.0
+            exponent = np.float32(self.sender_exponent)
+            values *= (weight / np.where(sent > 0, sent, weight)) ** exponent
+            self.sent[held] = 0
+        self.sets, self.dense, self.weight, self.whole = [], False, 0.0, 0.0
         return union, values
 
     def _union(self) -> Indices | None:
         """Return the increasing union of all added indices; None if it holds all n entries."""
-        if len(self._state.sets) == 1:
-            union = self._state.sets[0]
+        if len(self.sets) == 1:
+            union = self.sets[0]
         else:
-            for indices in self._state.sets:
+            for indices in self.sets:
                 self._mark[indices] = True
             union = np.flatnonzero(self._mark).astype(np.uint32)
             self._mark[union] = False
-        return None if len(union) == len(self._sum) else union
+        return None if len(union) == len(self.sum) else union
 
 
 @dataclass(frozen=True)

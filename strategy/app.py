@@ -66,13 +66,12 @@ def main(grid: Grid, context: Context) -> None:
         nodes.strategy = run.strategy
     shutdown = GracefulShutdown(folder)
     checkpointer = RunCheckpointer(run, lasting, shutdown, nodes)
-    run.prepare()
     if resume:
         checkpointer.load(Path(folder))
     else:
         forget(folder)
     try:
-        with shutdown if checkpointer.keeps else nullcontext():
+        with shutdown if checkpointer.folder else nullcontext():
             run.start()
     except PayloadError as error:  # write the last model and the reason why the run stopped
         with suppress(OSError):

@@ -7,7 +7,7 @@ from logging import getLogger
 from typing import NamedTuple, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import Message
 from numpy.typing import NDArray
 
 from edgewire.compression.base import Indices, PayloadError, Vector, is_finite, quiet
@@ -23,16 +23,16 @@ from edgewire.compression.flower.timed_grid import FIRST, LEAST, SlowestReply
 from edgewire.compression.flower.traffic import in_one_line
 from edgewire.compression.validation import FOREVER
 from edgewire.conf.check import NO_CODECS, Codecs
-from edgewire.strategy.aggregation import MeanState, SparseMean
+from edgewire.conf.option_group import OptionGroup, bounded
+from edgewire.strategy.aggregation import SparseMean
 from edgewire.strategy.base import (
     FLOWER,
     STEP_MESSAGE,
     ParameterServer,
     Started,
-    expect_positive,
 )
-from edgewire.strategy.collector import Stragglers, StragglersState
-from edgewire.strategy.node_scheduler import BackoffScheduler, BackoffSchedulerState
+from edgewire.strategy.collector import Stragglers
+from edgewire.strategy.node_scheduler import BackoffScheduler
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.run.membership import REPEATED
 from edgewire.strategy.server import ModelState, Server
@@ -68,14 +68,43 @@ class PushesState(ModelState):
     done: int = 0
     counted: Counted = field(default_factory=Counted)
     flight: dict[str, Sent] = field(default_factory=dict)
-    late: StragglersState = field(default_factory=StragglersState)
-    scheduler: BackoffSchedulerState = field(default_factory=BackoffSchedulerState)
+    late: Stragglers = field(default_factory=Stragglers)
+    scheduler: BackoffScheduler = field(default_factory=BackoffScheduler)
     losses: list[tuple[float, float]] = field(default_factory=list)
     stale: list[int] = field(default_factory=list)
     next_look: float = -math.inf
     buffered: int = 0
-    mean: MeanState = field(default_factory=MeanState)
+    mean: SparseMean = field(default_factory=SparseMean)
     now: float = 0.0
+
+
+@dataclass(frozen=True)
+class PushOptions(OptionGroup):
+    """Says what an asynchronous server does with a push, a node's reply, and when the run ends.
+
+    The run ends after `pushes` pushes, used or not. The server calls `evaluate_fn` after every
+    `record_every` pushes. `mix`: True for FedAsync (Xie et al. 2019, Algorithm 1): x = (1 - a) x +
+    a y, where x is the server's model, y is the node's model, and a is `server_lr` times the
+    staleness factor. `proximal_mu`: the paper's rho. Each node adds rho / 2 |y - x_sent|^2 to its
+    loss, where x_sent is the model that the node received. `buffer`: the number of updates whose
+    mean the server applies in one step (K in FedBuff, Nguyen et al. 2022, Algorithm 1). If it is
+    above 1, staleness counts steps and not updates. Updates that are still in the buffer at the end
+    are not used. `sender_exponent`: an entry of the buffer's mean is multiplied by (buffer /
+    updates that hold it)^`sender_exponent`, as `SparseMean` says. `most`: the server pauses a node
+    after it has sent this node more than `most` times the median number of messages. So a node that
+    replies very fast does not train the model alone. None: no pauses.
+    """
+
+    pushes: int = bounded(20_000, at_least=1)
+    mix: bool = False
+    proximal_mu: float = bounded(0.0, at_least=0)
+    buffer: int = bounded(1, at_least=1)
+    sender_exponent: float = bounded(0.0, at_least=0, at_most=1)
+    most: float | None = bounded(None, at_least=1)
+    record_every: int = bounded(1, at_least=1)
+
+
+PUSHING = PushOptions()
 
 
 class Asynchronous(ParameterServer):
@@ -84,24 +113,12 @@ class Asynchronous(ParameterServer):
     The step is x = x - rate * factor * update; `staleness` gives the factor. This covers ASGD,
     Comp-ASGD and AdaComp (Hardy, Le Merrer, Sericola 2017, Algorithms 1 and 2). An update is a
     gradient, applied at the run's learning rate, or a delta (`update="delta"`), applied at
-    `server_lr`. A delta is the model before local training minus the model after it.
+    `server_lr`. A delta is the model before local training minus the model after it. With a
+    downlink codec in `codecs`, a node gets the change since the version of the model that the node
+    has confirmed. The next change also corrects the error of this encoding.
 
-    `mix`: True for FedAsync (Xie et al. 2019, Algorithm 1): x = (1 - a) x + a y, where x is the
-    server's model, y is the node's model, and a is `server_lr` times the staleness factor.
-    `proximal_mu`: the paper's rho. Each node adds rho / 2 |y - x_sent|^2 to its loss, where x_sent
-    is the model that the node received. `buffer`: the number of updates whose mean the server
-    applies in one step (K in FedBuff, Nguyen et al. 2022, Algorithm 1). If it is above 1, staleness
-    counts steps and not updates. Updates that are still in the buffer at the end are not used.
-    `sender_exponent`: an entry of the buffer's mean is multiplied by (buffer / updates that hold
-    it)^`sender_exponent`, as `SparseMean` says. `most`: the server pauses a node after it has sent
-    this node more than `most` times the median number of messages. So a node that replies very fast
-    does not train the model alone. None: no pauses. With a downlink codec in `codecs`, a node gets
-    the change since the version of the model that the node has confirmed. The next change also
-    corrects the error of this encoding.
-
-    The run ends after `pushes` replies, used or not. The server calls `evaluate_fn` after every
-    `record_every` pushes. If a node does not reply within the timeout, the server sends it a new
-    message. In real time the timeout is an hour, unless the run has another.
+    If a node does not reply within the timeout, the server sends it a new message. In real time the
+    timeout is an hour, unless the run has another.
     """
 
     unit = "PUSH"
@@ -112,34 +129,19 @@ class Asynchronous(ParameterServer):
     def __init__(
         self,
         *,
-        pushes: int = 20_000,
+        pushing: PushOptions = PUSHING,
         staleness: Staleness = IGNORED,
         update: str = "gradient",
         server_lr: float = 1.0,
-        mix: bool = False,
-        proximal_mu: float = 0.0,
-        buffer: int = 1,
-        sender_exponent: float = 0.0,
-        most: float | None = None,
-        record_every: int = 1,
         codecs: Codecs = NO_CODECS,
     ) -> None:
         super().__init__(update, server_lr, codecs)
-        expect_positive(pushes=pushes, buffer=buffer, record_every=record_every)
-        if not 0 <= sender_exponent <= 1:
-            raise ValueError(f"sender_exponent is from 0 to 1, not {sender_exponent:g}")
-        if most is not None and not most >= 1:
-            raise ValueError(f"most must be a number of at least 1, or null, not {most!r}")
         if not isinstance(staleness, Staleness):
             raise ValueError(
                 "staleness is chosen by strategy/staleness=none, global, polynomial, per_parameter"
             )
-        if type(proximal_mu) not in (int, float) or not 0 <= proximal_mu < math.inf:
-            raise ValueError(f"proximal_mu must be a number of at least 0, not {proximal_mu!r}")
-        self.pushes, self.staleness, self.buffer = pushes, staleness, buffer
-        self.mix, self.proximal_mu = mix, float(proximal_mu)
-        self.most, self.record_every = most, record_every
-        self.sender_exponent = float(sender_exponent)
+        self.pushing, self.staleness = pushing, staleness
+        self.record_every = pushing.record_every
 
     @property
     def done(self) -> int:
@@ -169,17 +171,17 @@ class Asynchronous(ParameterServer):
         grid = self._ordered(run.grid)
         forever = FIRST if grid.virtual_seconds is None else math.inf
         timeout = run.timeout if run.timeout < FOREVER else forever
-        pushes = Pushes(self, grid, run.arrays, self.state, timeout, run.train_config)
+        pushes = Pushes(self, grid, run, timeout)
 
         def record(done: int) -> None:
-            self._evaluate(run, done, self.pushes, pushes.arrays)
+            self._evaluate(run, done, self.pushing.pushes, pushes.arrays)
 
         if not run.goes_on:
             record(0)
-        while self.state.done < self.pushes:
+        while self.state.done < self.pushing.pushes:
             if not pushes.advance(record):
                 done = self.state.done
-                log.warning("no node is left after %d of %d pushes", done, self.pushes)
+                log.warning("no node is left after %d of %d pushes", done, self.pushing.pushes)
                 break
             self.on_state_complete()
         run.result.arrays = to_arrays(pushes.model, pushes.layout, pushes.reported.natives)
@@ -188,38 +190,27 @@ class Asynchronous(ParameterServer):
 class Pushes(Server):
     """Runs `Asynchronous` reply by reply; `state` holds all that a checkpoint needs.
 
-    `config` holds the run's learning rate, "lr", which may change during the run.
+    The run's `train_config` holds the learning rate, "lr", which may change during the run.
     """
 
     def __init__(
-        self,
-        strategy: Asynchronous,
-        grid: OrderedGrid,
-        initial_arrays: ArrayRecord,
-        state: PushesState,
-        timeout: float,
-        config: ConfigRecord,
+        self, strategy: Asynchronous, grid: OrderedGrid, run: Started, timeout: float
     ) -> None:
-        self._strategy, self._state = strategy, state
-        self._timeout, self._config = timeout, config
+        self._strategy, self._timeout, self._config = strategy, timeout, run.train_config
+        self._state = state = strategy.state
         self._slowest, self._named = SlowestReply(), dict[str, int]()
         self._here: Collection[int] | None = None  # the nodes that take part, if known
         # The saved times are those of another process's clock.
         if state.replica and grid.virtual_seconds is None:
-            self._shift(grid.now - state.now)
-        super().__init__(strategy, grid, initial_arrays, state, [LOSS])
-        self._mean = SparseMean(self.reported.trained, state.mean, strategy.sender_exponent)
-        self._late = Stragglers(grid, state.late)
-        self._scheduler = BackoffScheduler(strategy.most, strategy.failures, state.scheduler)
+            state.next_look += grid.now - state.now
+            for message_id, sent in state.flight.items():
+                later = sent.when + grid.now - state.now
+                state.flight[message_id] = sent._replace(when=later)
+        super().__init__(strategy, grid, run.arrays, state, [LOSS])
+        if not state.mean.size:
+            state.mean = SparseMean(self.reported.trained, strategy.pushing.sender_exponent)
         self._staleness = strategy.staleness
         self._staleness.start(self.layout.size, state.counted)
-
-    def _shift(self, by: float) -> None:
-        """Add `by` seconds to all saved times."""
-        flight = self._state.flight
-        for message_id, sent in flight.items():
-            flight[message_id] = sent._replace(when=sent.when + by)
-        self._state.next_look += by
 
     @property
     def _lr(self) -> float:
@@ -231,9 +222,9 @@ class Pushes(Server):
         `record(done)` is called after every `record_every` pushes (replies). Returns False if no
         node is available and none will appear.
         """
-        state, strategy = self._state, self._strategy
+        state, strategy, options = self._state, self._strategy, self._strategy.pushing
         self._greet()
-        for node in self._scheduler.ready(state.done, idle=not state.flight):
+        for node in state.scheduler.ready(state.done, idle=not state.flight):
             failed = strategy.failures.failures_of(node)
             self._send_again(node, look=failed >= REPEATED)
         replies = self._grid.pull_before(state.flight, self._deadline())
@@ -247,11 +238,11 @@ class Pushes(Server):
         for place, reply in enumerate(replies, 1):
             sent = state.flight.pop(reply.metadata.reply_to_message_id)
             if state.late.messages:  # only then does `Stragglers` need the message's number
-                self._late.answered(sent.node, sent.number)
+                state.late.answered(sent.node, sent.number)
             state.done += 1
             self._slowest.took(self._grid.now - sent.when)
             self._receive(sent, reply)
-            last = state.done == strategy.pushes
+            last = state.done == options.pushes
             if state.done % strategy.record_every == 0 or last:
                 self._sum_up()
                 record(state.done)
@@ -259,7 +250,8 @@ class Pushes(Server):
                 for more in replies[place:]:
                     self._grid.discard(more)
                 break
-            if not self._scheduler.should_wait(sent.node, state.done):
+            failed = strategy.failures.failures_of(sent.node)
+            if not state.scheduler.should_wait(sent.node, state.done, failed, options.most):
                 self._send_again(sent.node)
         state.now = self._grid.now
         return True
@@ -272,7 +264,7 @@ class Pushes(Server):
             if sent.when + self._timeout > grid.now:
                 break
             del state.flight[message_id]
-            self._late.add(message_id, sent.node, sent.number)
+            state.late.add(grid, message_id, sent.node, sent.number)
             self._left_out(sent.node, f"no reply in time (timeout={self._timeout:g})")
             if sent.node in grid.get_node_ids():
                 self._send(sent.node)
@@ -285,7 +277,7 @@ class Pushes(Server):
                 left = state.late, state.screens, state.failures, state.scheduler, state.flight
                 forget_nodes(gone, *left)
             self._here = here if grid.next_change is None else None
-            for node in self._scheduler.add(here):
+            for node in state.scheduler.add(here):
                 self._send(node)
             state.next_look = grid.next_look
             if grid.virtual_seconds is None:
@@ -333,17 +325,17 @@ class Pushes(Server):
     def _send(self, node: int) -> None:
         """Send a node the newest model."""
         state, strategy = self._state, self._strategy
-        count = self._scheduler.next(node)
+        count = state.scheduler.next(node)
         deltas, known = self.deltas, len(state.scheduler.known)
         self.offer(count, crowded=deltas is not None and deltas.crowded(known))
-        header = DownlinkHeader(count, workers=strategy.buffer)
-        orders = TrainConfig(self._lr, count, strategy.proximal_mu)
+        header = DownlinkHeader(count, workers=strategy.pushing.buffer)
+        orders = TrainConfig(self._lr, count, float(strategy.pushing.proximal_mu))
         ((message, model_update),) = self.session.messages(
             [node], STEP_MESSAGE, orders.config(), header, self.reported.natives
         )
         (message_id,) = self._grid.push_messages([message], self._timeout)
         now, version, seen = self._grid.now, self.replica.version, self._staleness.seen()
-        model = self._received(model_update) if strategy.mix else None
+        model = self._received(model_update) if strategy.pushing.mix else None
         statistics = self.reported.of(self.model).copy()
         state.flight[message_id] = Sent(node, count, now, version, seen, model, statistics)
 
@@ -376,6 +368,7 @@ class Pushes(Server):
         change.
         """
         state, strategy = self._state, self._strategy
+        buffer = strategy.pushing.buffer
         stale = self.replica.version - sent.version
         rate = self._lr if strategy.rate is None else strategy.rate
         accepted = self.inbox.accept(sent.node, found, self.model, rate)
@@ -400,14 +393,14 @@ class Pushes(Server):
         self.reported.add(
             accepted.statistics, natives, share * of_rate, natives_share=natives_share
         )
-        if strategy.buffer > 1:  # FedBuff, Algorithm 1: no step until the buffer holds K updates
-            self._mean.add(indices, values)
+        if buffer > 1:  # FedBuff, Algorithm 1: no step until the buffer holds K updates
+            state.mean.add(indices, values)
             state.buffered += 1
-            if state.buffered < strategy.buffer:
+            if state.buffered < buffer:
                 return
-            (indices, values), state.buffered = self._mean.take(), 0
+            (indices, values), state.buffered = state.mean.take(), 0
         indices, values = self.reported.joined(indices, values, self.model)
-        if strategy.buffer > 1:
+        if buffer > 1:
             self._expect_finite(indices, values, rate)
         self.replica.apply(indices, values, rate)
         self.reported.take()

@@ -100,7 +100,7 @@ class RunStrategy(Strategy):
     @property
     def train_metrics(self) -> Mapping[str, Any] | None:
         """The means of the nodes' newest training metrics; None before the first reply."""
-        return cast(dict[str, float] | None, self.state.train_metrics)
+        return cast(Mapping[str, Any] | None, self.state.train_metrics)
 
     @property
     def done(self) -> int:
@@ -225,10 +225,3 @@ class ParameterServer(RunStrategy):
         raise NotImplementedError(f"{type(self).__name__}.start runs the whole training")
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _in_start
-
-
-def expect_positive(**options: int) -> None:
-    """Raise `ValueError` for the first option that is below 1."""
-    for name, value in options.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")

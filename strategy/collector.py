@@ -21,19 +21,6 @@ class LateMessage(NamedTuple):
 
 
 @dataclass
-class StragglersState:
-    """The state of `Stragglers`, which stores late messages.
-
-    `messages`: by message id. `answered`: by node, the round
-    of the last message that it replied to. `most`: above this number of messages, `Stragglers`
-    looks for replies.
-    """
-
-    messages: dict[str, LateMessage] = field(default_factory=dict)
-    answered: dict[int, int] = field(default_factory=dict)
-    most: int = LEAST
-
-
 class Stragglers:
     """Stores messages whose round ended before the reply, until the reply arrives or cannot arrive.
 
@@ -42,36 +29,35 @@ class Stragglers:
     can delete them. It fetches them whenever the number of late messages has grown by a quarter
     since the last time. A node replies in order. So a message is lost if it is older than the last
     message that the node replied to.
+
+    A checkpoint holds it. `messages`: the late messages by message id. `newest`: by node, the round
+    of the last message that it replied to. `most`: above this number of messages, replies are
+    fetched.
     """
 
-    def __init__(self, grid: OrderedGrid, state: StragglersState | None = None) -> None:
-        self._grid = grid
-        self._state = StragglersState() if state is None else state
-
-    def __len__(self) -> int:
-        return len(self._state.messages)
+    messages: dict[str, LateMessage] = field(default_factory=dict)
+    newest: dict[int, int] = field(default_factory=dict)
+    most: int = LEAST
 
     def answered(self, node: int, number: int) -> None:
         """Record that a node has replied to its message of round `number`."""
-        self._state.answered[node] = max(number, self._state.answered.get(node, 0))
+        self.newest[node] = max(number, self.newest.get(node, 0))
 
-    def add(self, message_id: str, node: int, number: int) -> None:
+    def add(self, grid: OrderedGrid, message_id: str, node: int, number: int) -> None:
         """Add a late message of round `number` to a node; the rounds must increase."""
-        self._state.messages[message_id] = LateMessage(node, number)
-        if len(self._state.messages) > self._state.most:
-            self.clear()
-            self._state.most = max(LEAST, 5 * len(self._state.messages) // 4)
+        self.messages[message_id] = LateMessage(node, number)
+        if len(self.messages) > self.most:
+            self.clear(grid)
+            self.most = max(LEAST, 5 * len(self.messages) // 4)
 
-    def clear(self) -> None:
+    def clear(self, grid: OrderedGrid) -> None:
         """Fetch the replies that have arrived, and delete messages whose replies cannot arrive."""
-        for reply in self._grid.pull_before(self._state.messages, self._grid.now):
-            self.answered(*self._state.messages[reply.metadata.reply_to_message_id])
-            self._grid.discard(reply)
-        self._state.messages = {
-            message_id: sent
-            for message_id, sent in self._state.messages.items()
-            if sent.number > self._state.answered.get(sent.node, 0)
-        }
+        for reply in grid.pull_before(self.messages, grid.now):
+            self.answered(*self.messages[reply.metadata.reply_to_message_id])
+            grid.discard(reply)
+        for key, sent in [*self.messages.items()]:
+            if sent.number <= self.newest.get(sent.node, 0):
+                del self.messages[key]
 
 
 LONGEST = 8  # the longest backoff, in rounds, of a node that does not reply
@@ -89,7 +75,7 @@ class RoundCollectorState:
     round: int = 0
     missed: Counter[int] = field(default_factory=Counter)
     again: dict[int, int] = field(default_factory=dict)
-    late: StragglersState = field(default_factory=StragglersState)
+    late: Stragglers = field(default_factory=Stragglers)
 
 
 class RoundCollector:
@@ -104,7 +90,6 @@ class RoundCollector:
     def __init__(self, grid: OrderedGrid, state: RoundCollectorState | None = None) -> None:
         self._grid = grid
         self._state = RoundCollectorState() if state is None else state
-        self._late = Stragglers(grid, self._state.late)
         self._slowest = SlowestReply()
         self.time_was_up = False  # True if the last round ended by its timeout, not by its quorum
         self.seconds: dict[int, float] = {}  # of the last round: from sending to reply, by node
@@ -150,11 +135,12 @@ class RoundCollector:
 
         `waiting`: the messages without a reply.
         """
+        state = self._state
         for node in answered:
-            self._late.answered(node, self._state.round)
-            self._state.missed.pop(node, None)
-            self._state.again.pop(node, None)
+            state.late.answered(node, state.round)
+            state.missed.pop(node, None)
+            state.again.pop(node, None)
         for message_id, node in waiting.items():
-            self._late.add(message_id, node, self._state.round)
-            self._state.missed[node] += 1
-            self._state.again[node] = self._state.round + min(self._state.missed[node], LONGEST)
+            state.late.add(self._grid, message_id, node, state.round)
+            state.missed[node] += 1
+            state.again[node] = state.round + min(state.missed[node], LONGEST)

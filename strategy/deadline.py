@@ -113,16 +113,14 @@ class DeadlinePlanner:
         return self._paces[node].plan
 
     def observe(self, node: int, measured: Measurement) -> None:
-        """Learn from a node's reply, and make its next plan."""
-        deadline = self._options.deadline
-        if deadline is None or node not in self._paces:
-            return
-        pace = self._paces[node]
+        """Learn from the reply of a node that had a plan, and make its next plan."""
+        pace, deadline = self._paces[node], self._options.deadline
+        assert deadline is not None  # else no node has a pace
+        within = SAFETY * deadline
         # A node may report any number of steps, and on a network without delays no time passes.
         steps, seconds = min(max(1, measured.steps), MOST_STEPS), max(TICK, measured.seconds)
         measured = Measurement(seconds, steps, measured.size)
         pace.measured = [*pace.measured, measured][-MEASUREMENTS:]
-        within = SAFETY * deadline
         pace.fit = fixed, per_step, per_byte = fitted(pace.measured, pace.fit)
         factor, bits = self._amount(pace, fixed, per_step, per_byte, within)
         if not self._limited:
@@ -182,14 +180,13 @@ class DeadlinePlanner:
 
         If it had one step, it gets the codec's own bits, and half of the density the next time.
         """
-        if self._options.deadline is not None and node in self._paces:
-            pace = self._paces[node]
-            steps, factor, bits = pace.plan
-            if steps <= 1 and bits:
-                bits = 0
-            elif steps <= 1:
-                factor = max(factor / 2, self._options.least_factor)
-            pace.plan = NodePlan(max(steps // 2, 1) if self._limited else 0, factor, bits)
+        pace = self._paces[node]
+        steps, factor, bits = pace.plan
+        if steps <= 1 and bits:
+            bits = 0
+        elif steps <= 1:
+            factor = max(factor / 2, self._options.least_factor)
+        pace.plan = NodePlan(max(steps // 2, 1) if self._limited else 0, factor, bits)
 
 
 def fitted(

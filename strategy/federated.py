@@ -43,14 +43,13 @@ LEVEL = 10.0  # a loss is limited to between the round's median / LEVEL and the 
 
 
 @contextmanager
-def global_random(own: random.Random) -> Iterator[None]:
-    """In this context, Python's global generator draws as `own`; afterwards it is as before."""
+def global_random(seed: str) -> Iterator[None]:
+    """In this context, Python's global generator has this seed; afterwards it is as before."""
     before = random.getstate()
-    random.setstate(own.getstate())
+    random.seed(seed)
     try:
         yield
     finally:
-        own.setstate(random.getstate())
         random.setstate(before)
 
 
@@ -77,11 +76,13 @@ def level(replies: list[Message]) -> list[Message]:
 class FederatedState:
     """The state of a run with one of Flower's strategies, as a checkpoint holds it.
 
-    `round`: the last finished round. `arrays`: the model after this round. `kept`: for the strategy
-    and each strategy that it wraps, its attributes by name. `weights`: by node, for `NodeMeans`.
+    `train_metrics`: the nodes' metrics of the last round; None if no node replied. `round`: the
+    last finished round. `arrays`: the model after this round. `kept`: for the strategy and each
+    strategy that it wraps, its attributes by name. `weights`: by node, for `NodeMeans`.
     """
 
     traffic: Traffic = field(default_factory=Traffic)
+    train_metrics: MetricRecord | None = None
     round: int = 0
     arrays: ArrayRecord = field(default_factory=ArrayRecord)
     grid: CompressedGridState = field(default_factory=CompressedGridState)
@@ -93,8 +94,8 @@ class Federated(RunStrategy, StatisticsAveraging):
     """Runs any of Flower's strategies over a compressed grid.
 
     Flower's strategies sample nodes with Python's global random generator. While one of their
-    methods runs, that generator has the state of this class's own one, which is seeded before each
-    round's sampling. So the sample depends only on the seed and the round.
+    methods runs, that generator is seeded by the run's seed, the round and the method. So the
+    sample depends only on the seed and the round.
     """
 
     State = FederatedState
@@ -114,18 +115,11 @@ class Federated(RunStrategy, StatisticsAveraging):
         sums = {} if self._defined is None else {"evaluate": self._defined}
         self._replies = ReplyRules(codecs.uplink, metrics=metrics, bounds=self._bounds, sums=sums)
         self._codecs, self._screening = codecs, screening
-        self._random = random.Random()  # what the strategy draws from
-        self._trained: MetricRecord | None = None
 
     @property
     def failed_nodes(self) -> dict[int, FailedNode]:
         """The nodes whose replies could not all be used."""
         return self.state.grid.failures.failed_nodes
-
-    @property
-    def train_metrics(self) -> MetricRecord | None:
-        """The nodes' training metrics of the last round; None if no node replied."""
-        return self._trained
 
     @property
     def evaluates(self) -> bool:
@@ -205,8 +199,7 @@ class Federated(RunStrategy, StatisticsAveraging):
         self, what: str, configure: Callable[..., Iterable[Message]], number: int, *arguments: Any
     ) -> list[Message]:
         """Return the messages of a method of the strategy, which gets the round's own draws."""
-        self._random.seed(f"{self._codecs.seed} {number} {what}")
-        with global_random(self._random):
+        with global_random(f"{self._codecs.seed} {number} {what}"):
             return list(configure(number, *arguments))
 
     def aggregate_train(
@@ -215,9 +208,10 @@ class Federated(RunStrategy, StatisticsAveraging):
         """Aggregate, and store the nodes' training metrics."""
         if isinstance(self.strategy, QFedAvg):
             replies = level(list(replies))
-        with global_random(self._random):
-            arrays, self._trained = super().aggregate_train(server_round, replies)
-        return arrays, self._trained
+        with global_random(f"{self._codecs.seed} {server_round} aggregate_train"):
+            found = super().aggregate_train(server_round, replies)
+        self.state.train_metrics = found[1]
+        return found
 
     def _mix(
         self, reports: list[dict[str, Array]], weights: list[float], nodes: list[int]
@@ -238,7 +232,7 @@ class Federated(RunStrategy, StatisticsAveraging):
     ) -> MetricRecord | None:
         """Aggregate the nodes' sums, and store them and the metrics that they define."""
         keys, samples = take_keys(replies := list(replies))
-        with global_random(self._random):
+        with global_random(f"{self._codecs.seed} {server_round} aggregate_evaluate"):
             found = super().aggregate_evaluate(server_round, replies)
         if found is not None and self._defined is not None:
             every, within = (-math.inf, math.inf), dict[str, Any]()

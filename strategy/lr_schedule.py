@@ -1,7 +1,6 @@
 """Computes the learning rate of each round with PyTorch's schedulers."""
 
 import math
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -122,23 +121,16 @@ class OneCycle(OneCycleLR):
         )
 
 
-@dataclass
-class ScheduleState:
-    """State of `Schedule`: the number of steps, and the values if the rates depend on them."""
-
-    steps: int = 0
-    losses: list[float] = field(default_factory=list)
-
-
 class Schedule:
     """The learning rate of all nodes in a round.
 
     The server computes it, because `ReduceOnPlateau` needs the nodes' mean loss, or another value.
     `objective`: names the values that a schedule may depend on. Raises `ConfigError` for others.
+    `losses`: the values so far, if the rates depend on them.
     """
 
     def __init__(self, node: Any, lr: float, objective: Objective | None = None) -> None:
-        self.state = ScheduleState()
+        self.losses: list[float] = []
         self._options = node
         self._optimizer = _Rate(lr)
         self._scheduler = build("schedule", node)(self._optimizer)
@@ -147,10 +139,10 @@ class Schedule:
             self._scheduler.use(objective)
         self._optimizer.step()  # PyTorch warns if a scheduler steps before its optimiser
 
-    def load(self, state: ScheduleState) -> None:
-        """Repeat the steps of another schedule with the same options."""
-        self.step(None, state.steps)
-        for loss in state.losses:
+    def load(self, rounds: int, losses: list[float]) -> None:
+        """Repeat the steps of another schedule with the same options, which had these `losses`."""
+        self.step(None, rounds)
+        for loss in losses:
             self.step(loss)
 
     @property
@@ -174,9 +166,7 @@ class Schedule:
         if self.heeds_losses:
             rounds = 0 if loss is None else min(rounds, 1)
             values = [] if loss is None else [loss]
-            self.state.losses += values * rounds
-        else:
-            self.state.steps += rounds
+            self.losses += values * rounds
         try:
             for _ in range(rounds):
                 self._scheduler.step(*values)
@@ -190,21 +180,12 @@ class Rates:
     """The learning rate of every mini-batch for a model that is cut into segments on several nodes.
 
     All segments use the same rate for a mini-batch, although they train on it at different times.
+    `known`: the rates so far, which this class extends. A resumed run continues after them.
     """
 
-    def __init__(self, node: Any, lr: float) -> None:
-        self._schedule = Schedule(node, lr)
-        self._known = [self._schedule.lr]
-
-    def share(self, known: list[float]) -> None:
-        """From now on store the rates in the list `known`, so that a checkpoint can hold them.
-
-        If `known` has rates of an earlier part of a resumed run, continue after these rates.
-        """
-        while len(self._known) < len(known):
-            self.of(len(self._known), known[len(self._known)])
-        known[:] = self._known
-        self._known = known
+    def __init__(self, node: Any, lr: float, known: list[float]) -> None:
+        self._schedule, self._known = Schedule(node, lr), known
+        self._schedule.step(None, max(len(known) - 1, 0))
 
     def of(self, number: int, newest: float) -> float:
         """Return the learning rate of mini-batch `number`, counted from 0.
@@ -213,9 +194,7 @@ class Rates:
         losses. The first call for a mini-batch determines its rate.
         """
         while len(self._known) <= number:
-            if self._schedule.heeds_losses:
-                self._known.append(newest)
-            else:
+            if self._known:
                 self._schedule.step(None)
-                self._known.append(self._schedule.lr)
+            self._known.append(newest if self._schedule.heeds_losses else self._schedule.lr)
         return self._known[number]

@@ -10,7 +10,6 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from edgewire.compression.flower import flat_record
-from edgewire.compression.flower.compact_records import restored
 from edgewire.compression.flower.native_tensors import with_natives
 from edgewire.compression.flower.replica import Replica
 from edgewire.compression.flower.server.delta_sync import DeltaSync, DeltaSyncState
@@ -97,8 +96,6 @@ class Server:
             codecs.uplink,
             compact_records=codecs.compact_records,
         )
-        if codecs.compact_records:
-            grid.read_records_with(restored)
         grid.discard = self.session.count_unused
         self.reported = ReportedTensors(
             self.layout, strategy.initial, state.reported, kind=how.kind, trim=how.trim

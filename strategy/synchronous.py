@@ -159,7 +159,7 @@ class SparseAveraging(ParameterServer):
 
     def _train(self, run: Started) -> None:
         """Run the rounds."""
-        rounds = Rounds(self, self._ordered(run.grid), run.arrays, self.state)
+        rounds = Rounds(self, self._ordered(run.grid), run.arrays)
         if not run.goes_on:
             self._evaluate(run, 0, run.rounds, rounds.arrays)
         while self.state.round < run.rounds:
@@ -174,19 +174,14 @@ class SparseAveraging(ParameterServer):
 class Rounds(Server):
     """Runs `SparseAveraging` round by round; `state` holds all that a checkpoint needs."""
 
-    def __init__(
-        self,
-        strategy: SparseAveraging,
-        grid: OrderedGrid,
-        initial_arrays: ArrayRecord,
-        state: AveragingState,
-    ) -> None:
+    def __init__(self, strategy: SparseAveraging, grid: OrderedGrid, arrays: ArrayRecord) -> None:
+        state = strategy.state
         planning, uplink, follow = strategy.planning, strategy.codecs.uplink, strategy.follow
         self._measured = (LOSS, DRIFT) if strategy.mask_received else (LOSS,)
         super().__init__(
             strategy,
             grid,
-            initial_arrays,
+            arrays,
             state,
             self._measured,
             strategy.optimizer,

@@ -11,7 +11,7 @@ from edgewire.client.training import Trainer
 from edgewire.conf.load import run_config, to_config
 from edgewire.machine.job import Job
 from edgewire.simulation.local import run_local
-from edgewire.strategy.run import checkpoint_file
+from edgewire.strategy.run import checkpoint_file, checkpointer
 from edgewire.strategy.run.run import Run
 from edgewire.task.models.parts import MODELS
 from tests.runs import REAL, ROOT, composed, history_of, model_bytes, nodes_of, result_of
@@ -83,7 +83,7 @@ def expect_resumed(monkeypatch, folder, words, row, workers=None):
     `workers` holds the numbers of workers before and after the stop. If it is None, no run is
     stopped: a copy of the first run's folder is used in place of the files of a killed run.
     """
-    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)  # every checkpoint that is due
+    monkeypatch.setattr(checkpointer, "SHARE", math.inf)  # every checkpoint that is due
     whole, stopped = folder / "whole", folder / "stopped"
     if workers is None:
         at_row(monkeypatch, row, lambda: shutil.copytree(whole, stopped))

@@ -17,7 +17,7 @@ from logging import getLogger
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from ..validation import FOREVER
@@ -86,14 +86,11 @@ class TimedGrid(Grid):
     def tend(self) -> None:
         """Send queued messages to idle worker processes; call `tend` before a long computation."""
 
-    def follow(self, plain_bytes: int, header: str = "") -> None:
+    def follow(self, plain_bytes: int) -> None:
         """Start to estimate the time of the run without compression, with models of `plain_bytes`.
 
-        `header`: the name of the header's record, which uncompressed messages lack.
+        Messages without compression lack the record `HEADER`, too.
         """
-
-    def read_records_with(self, restored: Callable[[RecordDict], RecordDict]) -> None:
-        """Let a virtual clock read the local steps in records in compact form after `restored`."""
 
     @property
     def comparison(self) -> Mapping[str, float | None]:
@@ -151,7 +148,6 @@ class GridWrapper(_Forwarding):
     drop_replies = _forwarded(TimedGrid.drop_replies)
     tend = _forwarded(TimedGrid.tend)
     follow = _forwarded(TimedGrid.follow)
-    read_records_with = _forwarded(TimedGrid.read_records_with)
 
     def __init__(self, grid: Grid) -> None:
         self._grid = timed(grid)

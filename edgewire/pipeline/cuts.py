@@ -15,6 +15,7 @@ from edgewire.compression.codec import Codec
 from edgewire.compression.flower.headers import brief
 from edgewire.conf.build import model_of, objective_of
 from edgewire.conf.check import codec_of
+from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.conf.schema import Config
 from edgewire.pipeline.costs import Cost, balanced, costs_of
 from edgewire.pipeline.gradient_predictor import LOSS, GradientModules, ModuleForm
@@ -26,7 +27,6 @@ from edgewire.pipeline.messages import (
     types_of,
     unpack_targets,
 )
-from edgewire.pipeline.server.options import AUTO, Cutting
 from edgewire.pipeline.server.schedule import Task
 from edgewire.task.datasets import Data
 from edgewire.task.errors import TaskError
@@ -36,10 +36,24 @@ from edgewire.task.objectives.classification import Classification
 from edgewire.task.objectives.end_loss import EndLoss
 from edgewire.task.tensors import Tensors
 
+AUTO = "auto"
 NO_LABELS = (
     "the modules for synthetic gradients get no labels, because the data set does not say its "
     "classes: give dataset.classes=[0,1,2], say (in a function of your own Data(classes=3))"
 )
+
+
+@dataclass(frozen=True)
+class Cutting(OptionGroup):
+    """Says where a model is cut into segments. A segment is consecutive layers on one node.
+
+    `cuts`: the numbers of the layers with which a new segment begins, or "auto". "auto" chooses the
+    cuts with which the largest segment has as few operations as possible. `segments`: the number of
+    segments for "auto"; None: one for each node. Raises `ValueError` for `segments` below 1.
+    """
+
+    cuts: Any = AUTO
+    segments: int | None = bounded(None, at_least=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +63,8 @@ class Plan:
     For each part: `costs`: its cost. `names`: the names of its layers. `beside`: its native
     tensors, by name. `copies`: the tensors that a copy of it may hold. For the model: `codecs`: the
     codecs of "output" and "gradients". `targets`: what the first segment's node sends for the loss.
-    `conditioned`: True if the modules get the labels.
+    `conditioned`: True if the modules get the labels. `unlabelled`: True if a classifier's modules
+    get none, because the data set does not say its classes.
     """
 
     parts: list[Part]
@@ -60,6 +75,7 @@ class Plan:
     codecs: Mapping[str, Codec]
     targets: Sequence[TargetTensor]
     conditioned: bool
+    unlabelled: bool
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -127,17 +143,13 @@ class Plan:
 
 
 def plan_of(
-    config: Config,
-    data: Data,
-    cutting: Cutting,
-    modules: GradientModules | None,
-    *,
-    micro_batches: int = 1,
+    config: Config, data: Data, cutting: Cutting, modules: GradientModules | None, micros: int
 ) -> Plan:
     """Return the plan for the configured model.
 
-    `modules`: None without synthetic gradients. Raises `TaskError` if the plan is not possible with
-    this model, number of nodes or mini-batch size.
+    `modules`: None without synthetic gradients. `micros`: the number of micro-batches in a
+    mini-batch. Raises `TaskError` if the plan is not possible with this model, number of nodes or
+    mini-batch size.
     """
     make = partial(model_of, config, data)
     model = make()
@@ -148,15 +160,14 @@ def plan_of(
         raise TaskError("the first node holds all of the data: give partition=iid")
     uncut = cutting.cuts == AUTO and cutting.segments == 1
     form = modules.form(end_loss.classes) if modules else None
-    _expect_enough(config, data, model, micro_batches, None if uncut else form)
+    _expect_enough(config, data, model, micros, None if uncut else form)
     cuts = _cuts(cutting, config.nodes, make, len(layers), data.example, form)
     if form is not None:
         form.expect(len(cuts))
     parts = parts_of(make, cuts, data.example)
     if len(parts) > config.nodes:
         raise TaskError(f"{len(parts)} segments need as many nodes, not nodes={config.nodes}")
-    if modules is not None and form is not None and len(parts) > 1:
-        _expect_labels(modules, form, objective_of(config))
+    unlabelled = form is not None and len(parts) > 1 and _lacks_labels(form, objective_of(config))
     costs = costs_of(make, parts, data.example, form)
     segments = [segment_of(model, part.first, part.last) for part in parts]
     beside = [{n: to_array(t) for n, t in each.beside().items()} for each in segments]
@@ -169,16 +180,17 @@ def plan_of(
     described = zip(end_loss.tensors, end_loss.ranges(), strict=True)
     targets = [TargetTensor(*tensor, between) for tensor, between in described]
     conditioned = form is not None and bool(form.classes)
-    return Plan(parts, costs, names, beside, copies, codecs, targets, conditioned)
+    return Plan(parts, costs, names, beside, copies, codecs, targets, conditioned, unlabelled)
 
 
-def _expect_labels(modules: GradientModules, form: ModuleForm, objective: Objective) -> None:
-    """Raise `TaskError` if modules get no labels, and so cannot be trained as asked.
+def _lacks_labels(form: ModuleForm, objective: Objective) -> bool:
+    """Return whether a classifier's modules get no labels, although they should (`conditioned`).
 
-    Without labels `gradient_of_loss` hardly trains a classifier.
+    Raises `TaskError` if modules without labels cannot be trained as asked. Without labels
+    `gradient_of_loss` hardly trains a classifier.
     """
-    if form.classes or not modules.conditioned:
-        return
+    if form.classes or not form.conditioned:
+        return False
     if form.module == "gradient_of_loss" and isinstance(objective, Classification):
         raise TaskError(
             f"{NO_LABELS}, or strategy.module=predicted_gradient strategy.trained_by=gradients"
@@ -187,6 +199,7 @@ def _expect_labels(modules: GradientModules, form: ModuleForm, objective: Object
         raise TaskError(
             "strategy.trained_by=loss needs labels, and this task has no classes: drop it"
         )
+    return isinstance(objective, Classification)
 
 
 def _expect_enough(

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from edgewire.conf.option_group import OptionGroup, bounded
 
 GRADIENTS, LOSS, NOTHING = "gradients", "loss", "nothing"
-TRAINED_BY = (GRADIENTS, LOSS, NOTHING)
+FORMS = ("predicted_gradient", "gradient_of_loss")
 SMALLEST = 1e-30  # the smallest square of a norm by which a cosine is divided
 
 
@@ -168,12 +168,6 @@ class GradientOfLoss(GradientModule):
         return Learned(torch.dot(predicted, slope) + len(h) * (1 - cosine), error)
 
 
-FORMS: dict[str, type[GradientModule]] = {
-    "predicted_gradient": PredictedGradient,
-    "gradient_of_loss": GradientOfLoss,
-}
-
-
 @dataclass(frozen=True)
 class GradientModules(OptionGroup):
     """The modules that predict gradients, one after each segment except the last.
@@ -185,9 +179,9 @@ class GradientModules(OptionGroup):
     Raises `ValueError` for other values.
     """
 
-    module: str = bounded("predicted_gradient", one_of=tuple(FORMS))
+    module: str = bounded("predicted_gradient", one_of=FORMS)
     hidden: Any = 64
-    trained_by: str = bounded(GRADIENTS, one_of=TRAINED_BY)
+    trained_by: str = bounded(GRADIENTS, one_of=(GRADIENTS, LOSS, NOTHING))
     conditioned: bool = True
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -14,6 +14,9 @@ from flwr.supercore.constant import NodeStatus
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower.compact_records import restored
+from edgewire.compression.flower.headers import HEADER
 from edgewire.compression.flower.message_size import Size, measured, measured_reply
 from edgewire.compression.flower.records import content_of, metadata_of, values_of
 from edgewire.compression.flower.timed_grid import TimedGrid
@@ -67,8 +70,6 @@ class LocalGrid(TimedGrid):
         self._clock = clock or VirtualClock()
         self._state = GridState(clock=self._clock.state)
         self._line: BandwidthModel | None = None
-        self._header = ""  # the name of the header record
-        self._restored: Callable[[RecordDict], RecordDict] | None = None
         self.stall = StallGuard()
         self.replied_bytes = 0  # bytes of all replies, also of lost and unfetched ones
 
@@ -79,20 +80,12 @@ class LocalGrid(TimedGrid):
 
     now = virtual_seconds  # deadlines are on this clock
 
-    def follow(self, plain_bytes: int, header: str = "") -> None:
+    def follow(self, plain_bytes: int) -> None:
         """From now on, also compute the time that uncompressed models of `plain_bytes` would take.
 
-        `header`: the name of the header record, which Flower would not send.
+        Flower would not send the record `HEADER` either.
         """
         self._line = BandwidthModel(self._clock.network, self._clock.seed, plain_bytes)
-        self._header = header
-
-    def read_records_with(self, restored: Callable[[RecordDict], RecordDict]) -> None:
-        """From now on, read the local steps in the records of `restored(content)`.
-
-        `restored` may raise `ValueError`. The steps of such a content count as 0.
-        """
-        self._restored = restored
 
     @property
     def comparison(self) -> dict[str, float | None]:
@@ -187,7 +180,7 @@ class LocalGrid(TimedGrid):
             metadata["_message_id"] = message_id
             content = content_of(message)
             if id(content) not in sizes:
-                size = measured(content, self._header)
+                size = measured(content, HEADER)
                 sizes[id(content)] = size, self._reported(content, ConfigRecord)
             self._compute_crashes(node)
             down, steps = sizes[id(content)]
@@ -298,7 +291,7 @@ class LocalGrid(TimedGrid):
         if not reply.has_error():
             content = content_of(reply)
             steps = self._reported(content, MetricRecord)
-            up = measured_reply(reply, self._header)
+            up = measured_reply(reply, HEADER)
         self.replied_bytes += up[2]
         if self._line:
             self._line.answer(message_id, steps, up)
@@ -308,11 +301,10 @@ class LocalGrid(TimedGrid):
 
     def _reported(self, content: RecordDict, kind: type[ConfigRecord | MetricRecord]) -> float:
         """Return the local steps that a message announces, or that a reply reports."""
-        if self._restored is not None:
-            try:
-                content = self._restored(content)
-            except ValueError:  # the server will refuse this reply
-                return 0.0
+        try:
+            content = restored(content)
+        except PayloadError:  # the server will refuse this reply
+            return 0.0
         for record in values_of(content).values():
             if kind in type(record).__mro__:
                 return steps_of(values_of(record))

@@ -6,12 +6,9 @@ complete.
 """
 
 import json
-import math
 import shlex
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -21,58 +18,7 @@ from edgewire.conf.schema import ConfigError
 from edgewire.strategy.run.whole_files import replace_file
 
 FILE = "checkpoint"
-MARK, FORMAT = "edgewire-checkpoint", 10  # increase FORMAT if older versions cannot read the file
-PAUSE = 60.0  # seconds from a failed checkpoint to the next attempt
-SHARE = 0.02  # the largest share of a run's time that is used for checkpoints
-log = getLogger("edgewire")
-
-
-class Checkpoints:
-    """Writes a run's checkpoints into `folder`; if this is "", it writes none.
-
-    A checkpoint is due after each `every` units, which are rounds, asynchronous updates or
-    mini-batches (0 or None: never). It is delayed as long as checkpoints would take more than
-    `SHARE` of the run's time.
-    """
-
-    def __init__(self, folder: str, every: int | None) -> None:
-        self.folder = Path(folder) if folder and every else None
-        self._every, self._done = every or 1, 0
-        self._next = -math.inf  # no checkpoint before this value of `time.perf_counter()`
-
-    def due(self, done: int) -> bool:
-        """Return whether a checkpoint is due after `done` units."""
-        passed = done // self._every > self._done // self._every
-        return self.folder is not None and passed and time.perf_counter() >= self._next
-
-    def keep(self, done: int, parts: Callable[[], Mapping[str, bytes]]) -> bool:
-        """Write a checkpoint after `done` units; return whether that succeeded.
-
-        `parts`: returns the checkpoint's content, as named byte strings. If it raises `TypeError`,
-        the run cannot have checkpoints. If the disk or the memory is full, the previous checkpoint
-        stays, and the next attempt is after `PAUSE` seconds: that must not end the run.
-        """
-        if self.folder is None:
-            return False
-        began = time.perf_counter()
-        try:
-            write(self.folder, parts())
-        except TypeError as error:
-            log.warning("no checkpoints of this run: %s", error)
-            self.folder = None
-            return False
-        except (OSError, MemoryError) as error:
-            why = str(error) or type(error).__name__
-            log.warning("no checkpoint could be written, the one before stays: %s", why)
-            self._next = time.perf_counter() + PAUSE
-            return False
-        self._done, now = done, time.perf_counter()
-        self._next = now + (now - began) / SHARE
-        return True
-
-    def went_on(self, done: int) -> None:
-        """Record that the run resumes at `done` units."""
-        self._done = done
+MARK, FORMAT = "edgewire-checkpoint", 11  # increase FORMAT if older versions cannot read the file
 
 
 def write(folder: Path, parts: Mapping[str, bytes]) -> None:

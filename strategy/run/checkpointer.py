@@ -1,7 +1,10 @@
 """Writes checkpoints of a run's strategy, results, grid and nodes; resumes runs from them."""
 
 import json
+import math
+import time
 from dataclasses import asdict, dataclass
+from logging import getLogger
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,9 +14,7 @@ from edgewire.compression.flower import flat_record, to_vector
 from edgewire.compression.flower.native_tensors import with_natives
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.base import RunStrategy
-from edgewire.strategy.lr_schedule import ScheduleState
 from edgewire.strategy.run import checkpoint_file
-from edgewire.strategy.run.checkpoint_file import Checkpoints
 from edgewire.strategy.run.graceful_shutdown import GracefulShutdown
 from edgewire.strategy.run.membership import MembershipGrid, RunLineageState
 from edgewire.strategy.run.node_log import NodeLogState
@@ -21,6 +22,9 @@ from edgewire.strategy.run.run import Run
 from edgewire.strategy.run.run_log import RunLogState
 from edgewire.strategy.run.serialization import StateError, from_bytes, to_bytes
 
+log = getLogger("edgewire")
+PAUSE = 60.0  # seconds from a failed checkpoint to the next attempt
+SHARE = 0.02  # the largest share of a run's time that is used for checkpoints
 RUN, STRATEGY, GRID, NODES = "run", "strategy", "grid", "nodes"  # parts of a checkpoint
 # Options that a resume may change. The files may have moved.
 FREE = ("checkpoint_every", "verbose", "engine", "device", "dataset.root", "model.file")
@@ -45,14 +49,14 @@ class RunState:
     """The state of a `Run`, as a checkpoint holds it.
 
     `config`: the run's configuration as JSON. `stepped`: the number of rounds that the learning
-    rate's schedule has counted. `model`: the model of the last row in `history.jsonl`: a flat
-    vector, and tensors in their own dtype. `measured`: whether this model was evaluated. `nodes`:
-    what each node has done.
+    rate's schedule has counted. `losses`: the values that it depends on. `model`: the model of the
+    last row in `history.jsonl`: a flat vector, and tensors in their own dtype. `measured`: whether
+    this model was evaluated. `nodes`: what each node has done.
     """
 
     config: str
     stepped: int
-    schedule: ScheduleState
+    losses: list[float]
     records: RunLogState
     model: ArrayRecord
     measured: bool
@@ -60,10 +64,12 @@ class RunState:
 
 
 class RunCheckpointer:
-    """Writes a run's checkpoints, and resumes a run from one.
+    """Writes a run's checkpoints into its folder, and resumes a run from one.
 
-    `lasting`: the run's grid, if its nodes end with this process; else None. `nodes`: the run's
-    grid, if its nodes continue after this process has ended; else None.
+    A checkpoint is due after each `checkpoint_every` units, which are rounds, asynchronous updates
+    or mini-batches (0 or None: never). It is delayed as long as checkpoints would take more than
+    `SHARE` of the run's time. `lasting`: the run's grid, if its nodes end with this process; else
+    None. `nodes`: the run's grid, if its nodes continue after this process has ended; else None.
     """
 
     def __init__(
@@ -74,18 +80,15 @@ class RunCheckpointer:
         nodes: MembershipGrid | None = None,
     ) -> None:
         self._run, self._lasting, self._stopping = run, lasting, stopping
-        self._nodes = nodes
+        self._nodes, every = nodes, run.config.checkpoint_every
         # A strategy of one's own may have no state that can be saved.
         self._strategy = run.strategy if hasattr(run.strategy, "save") else None
-        folder = run.records.folder if self._strategy else None
-        self._checkpoints = Checkpoints(str(folder or ""), run.config.checkpoint_every)
+        # None: no checkpoints are written.
+        self.folder = run.records.folder if self._strategy and every else None
+        self._every, self._done = every or 1, 0
+        self._next = -math.inf  # no checkpoint before this value of `time.perf_counter()`
         if self._strategy is not None:
             self._strategy.on_state_complete = self.state_complete
-
-    @property
-    def keeps(self) -> bool:
-        """Whether checkpoints are written."""
-        return self._checkpoints.folder is not None
 
     def state_complete(self) -> None:
         """Write a checkpoint if one is due or a stop is requested; then stop the run if requested.
@@ -94,27 +97,44 @@ class RunCheckpointer:
         """
         assert self._strategy is not None
         done = self._strategy.done
-        if self._stopping.wanted or self._checkpoints.due(done):
-            if done < self._run.config.rounds:
-                self._keep(self._strategy, done)
+        due = self.folder is not None and done // self._every > self._done // self._every
+        if self._stopping.wanted or (due and time.perf_counter() >= self._next):
+            if self.folder is not None and done < self._run.config.rounds:
+                self._keep(self.folder, self._strategy, done)
             self._stopping.go()  # a stop may have been requested meanwhile
 
-    def _keep(self, strategy: RunStrategy, done: int) -> None:
-        if not self.keeps:
-            return
+    def _keep(self, folder: Path, strategy: RunStrategy, done: int) -> None:
+        """Write a checkpoint after `done` units.
+
+        If the disk or the memory is full, the previous checkpoint stays, and the next attempt is
+        after `PAUSE` seconds: that must not end the run.
+        """
         if self._lasting is not None:
             self._lasting.drain()  # not counted as a checkpoint's cost, because the run needs it
-
-        def parts() -> dict[str, bytes]:
-            found = {RUN: to_bytes(self._state()), STRATEGY: strategy.save()}
-            if self._lasting is not None:
-                found[GRID] = to_bytes(self._lasting.save())
+        began = time.perf_counter()
+        try:
+            checkpoint_file.write(folder, self.parts(strategy, done))
+        except TypeError as error:  # the state holds something that cannot be saved
+            log.warning("no checkpoints of this run: %s", error)
+            self.folder = None
+        except (OSError, MemoryError) as error:
+            why = str(error) or type(error).__name__
+            log.warning("no checkpoint could be written, the one before stays: %s", why)
+            self._next = time.perf_counter() + PAUSE
+        else:
+            self._done, now = done, time.perf_counter()
+            self._next = now + (now - began) / SHARE
             if self._nodes is not None:
-                found[NODES] = to_bytes(self._nodes.state(done))
-            return found
+                self._nodes.at_checkpoint(done)
 
-        if self._checkpoints.keep(done, parts) and self._nodes is not None:
-            self._nodes.at_checkpoint(done)
+    def parts(self, strategy: RunStrategy, done: int) -> dict[str, bytes]:
+        """Return a checkpoint's content after `done` units, as named byte strings."""
+        found = {RUN: to_bytes(self._state()), STRATEGY: strategy.save()}
+        if self._lasting is not None:
+            found[GRID] = to_bytes(self._lasting.save())
+        if self._nodes is not None:
+            found[NODES] = to_bytes(self._nodes.state(done))
+        return found
 
     def _state(self) -> RunState:
         run = self._run
@@ -124,7 +144,7 @@ class RunCheckpointer:
         return RunState(
             config_words(run.config),
             run.stepped,
-            run.schedule.state,
+            run.schedule.losses,
             run.records.save(),
             newest,
             run.newest is None,
@@ -162,13 +182,13 @@ class RunCheckpointer:
             raise ConfigError(f"resume={folder}: {error}") from error
         if to_vector(state.model).size != run.model.state.numel():
             raise ConfigError(f"resume={folder}: the checkpoint is of another model")
-        run.schedule.load(state.schedule)
+        run.schedule.load(state.stepped, state.losses)
         run.stepped, run.train_config["lr"] = state.stepped, run.schedule.lr
         run.show(state.model)
         run.newest = state.model  # the run's end measures it again if no round follows
         run.records.load(state.records)
         run.nodes.load(state.nodes)
-        self._checkpoints.went_on(strategy.done)
+        self._done = strategy.done
 
 
 def config_words(config: Config) -> str:

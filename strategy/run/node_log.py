@@ -13,9 +13,11 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Message, MetricRecord
 from flwr.serverapp import Grid
 
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower.compact_records import restored
 from edgewire.compression.flower.headers import EXAMPLES, HEADER, LOSS, trains
 from edgewire.compression.flower.message_size import measured_reply, size_of
 from edgewire.compression.flower.node_names import NAMES, NUMBERS
@@ -102,7 +104,6 @@ class NodeLog(GridWrapper):
         NAMES.clear()
         self._places: Sequence[str] = ()  # the names that the places give
         self._met = set[int]()  # the nodes whose names this process has asked for
-        self._restored: Callable[[RecordDict], RecordDict] | None = None
         self._virtual = self._grid.virtual_seconds is not None
         self._began = 0.0 if self._virtual else self._grid.now
         # The last arguments of `write`.
@@ -120,11 +121,6 @@ class NodeLog(GridWrapper):
         """Return the state for a checkpoint."""
         self.state.seconds = self._since(self._grid.now)
         return self.state
-
-    def read_records_with(self, restored: Callable[[RecordDict], RecordDict]) -> None:
-        """See `TimedGrid`; the metrics in replies are read with `restored` too."""
-        self._restored = restored
-        super().read_records_with(restored)
 
     def get_node_ids(self) -> Sequence[int]:
         """See `TimedGrid`; remembers the places of the nodes, and learns their names."""
@@ -209,12 +205,10 @@ class NodeLog(GridWrapper):
 
     def _measure(self, reply: Message, activity: NodeActivity) -> None:
         """Store the metrics of a reply, which is not checked yet."""
-        content = content_of(reply)
-        if self._restored is not None:
-            try:
-                content = self._restored(content)
-            except ValueError:
-                return
+        try:
+            content = restored(content_of(reply))
+        except PayloadError:
+            return
         for _, metrics in records(content, MetricRecord):
             if trains(reply):
                 said = values_of(metrics)

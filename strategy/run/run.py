@@ -10,8 +10,7 @@ from torch import Tensor
 
 from edgewire.compression.batchnorm import variances
 from edgewire.compression.flower import to_vector
-from edgewire.compression.flower.headers import HEADER
-from edgewire.compression.flower.native_tensors import Arrays, Initial, native_bytes, natives_of
+from edgewire.compression.flower.native_tensors import Initial, native_bytes, natives_of
 from edgewire.compression.flower.traffic import flower_bytes
 from edgewire.compression.layout import Layout
 from edgewire.conf.build import (
@@ -44,13 +43,8 @@ log = logging.getLogger("edgewire")
 class Run:
     """Starts a run's strategy on the server, evaluates the model, and writes the result files."""
 
-    def __init__(
-        self, config: Config, grid: OrderedGrid, records: RunLog, nodes: NodeLog | None = None
-    ) -> None:
-        self.config = config
-        self.grid = grid
-        self.nodes = nodes or NodeLog(grid, "", "")  # without a folder it observes nothing
-        self.records = records
+    def __init__(self, config: Config, grid: OrderedGrid, records: RunLog, nodes: NodeLog) -> None:
+        self.config, self.grid, self.records, self.nodes = config, grid, records, nodes
         self.data = server_data_of(config)
         self.model = FlatModel(model_of(config, self.data), config.device)
         self.strategy = made(config, self.data)
@@ -64,42 +58,30 @@ class Run:
         names, shapes = self.model.names, self.model.shapes
         self.layout = Layout(names, shapes, ("float32",) * len(names))
         self.variances = variances(self.layout)
-        if getattr(self.strategy, "sends_models", True):
-            expect_named(config, self.layout)
         self.sums: dict[str, Any] | None = None  # of the last evaluation here
         self.stepped = 0  # rounds that the learning rate's schedule has counted
         self.nodes.name_places(names_of(config, self.data))
         self.newest: ArrayRecord | None = None  # the last round's model, if it was not evaluated
-        self.initial: ArrayRecord | None = None  # the model before training
-        self.natives: Arrays = {}  # the module's tensors that are sent in their own dtype
         expect_numbers(self.model.module)
         if not self.model.num_parameters:
             raise TaskError(f"model={config.model.name}: no parameter is to be trained")
-
-    def prepare(self) -> None:
-        """Set the strategy's initial model: one vector, and native tensors in their own dtype.
-
-        Also let the grid estimate the time that the run would take without compression (`follow`).
-        """
-        self.initial = arrays = ArrayRecord(self.model.state_dict())
-        vectors = vectors_of(self.config, local_of(self.config), self.layout)
-        self.natives = {**self.model.natives(), **vectors.zeros}
-        initial = Initial(self.model.natives(), self.model.frozen, vectors)
+        self.initial = ArrayRecord(self.model.state_dict())  # before training
+        vectors, own = vectors_of(config, local_of(config), self.layout), self.model.natives()
+        self.natives = {**own, **vectors.zeros}  # the tensors that are sent in their own dtype
+        initial = Initial(own, self.model.frozen, vectors)
         self.strategy.initial = initial if self.natives else None
         if getattr(self.strategy, "sends_models", True):
-            size = flower_bytes(arrays) + native_bytes(self.strategy.initial)
-            self.grid.follow(size, HEADER)
+            expect_named(config, self.layout)
+            grid.follow(flower_bytes(self.initial) + native_bytes(self.strategy.initial))
         if not count(self.test):
             held = "of what the nodes hold back (dataset.holdout)"
             where = held if asks_nodes(self.strategy) else "not measured"
-            main = self.objective.main.name
-            log.warning("no data at the server to test on: %s is %s", main, where)
+            log.warning(
+                "no data at the server to test on: %s is %s", self.objective.main.name, where
+            )
 
     def start(self) -> None:
         """Run the strategy, which calls `round_done` after every round."""
-        if self.initial is None:
-            self.prepare()
-        assert self.initial is not None
         self.strategy.start(
             self.grid,
             self.initial,

@@ -5,7 +5,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -179,13 +179,13 @@ class RunLog:
         loss = row["loss"]
         state.worst = max(state.worst, math.inf if math.isnan(loss) else loss)
 
-    def diverged(self, trained: Iterable[Tensor]) -> bool:
+    def diverged(self, trained: Tensor) -> bool:
         """Return whether the model has diverged; docs/run-files.md says when it has.
 
-        `trained`: the tensors whose values must be finite. Other tensors, such as a mask, may hold
-        infinity. Without an evaluation only these tensors are checked.
+        `trained`: the values that must be finite. Other tensors, such as a mask, may hold infinity.
+        Without an evaluation only these values are checked.
         """
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in trained):
+        if not bool(torch.isfinite(trained).all()):
             return True
         now, before = self._state.measured, self._state.first
         if not now:
@@ -198,23 +198,19 @@ class RunLog:
             return bool(blown_up and now["loss"] > before["loss"])
         return bool(blown_up and now[self._main.name] < 2 * before[self._main.name])
 
-    def finish(
-        self, summary: Row, weights: Mapping[str, Tensor], trained: Tensor | None = None
-    ) -> Row:
+    def finish(self, summary: Row, weights: Mapping[str, Tensor], trained: Tensor) -> Row:
         """Write `result.json`, and `model.safetensors` with `weights`; return the result.
 
         The result holds `summary`, the last row's counters, and the loss and the metrics of the
         last evaluation. `best_accuracy` (`best_` and the name of the main metric) is the best value
-        of all rounds. `diverged` says whether the last round's model has diverged. `trained`: a
-        tensor whose values must be finite, else the model has diverged; None: this holds for all
-        weights.
+        of all rounds. `diverged` says whether the last round's model has diverged. `trained`: as in
+        `diverged`.
 
         Raises `NotWritten` if rows, model or result cannot be written.
         """
         result = dict(self.last)
         result.update({key: self._state.measured.get(key) for key in self._names})
-        judged = weights.values() if trained is None else [trained]
-        diverged = DIVERGED in (summary.get("stopped") or "") or self.diverged(judged)
+        diverged = DIVERGED in (summary.get("stopped") or "") or self.diverged(trained)
         result.update({f"best_{self._main.name}": self._state.best, "diverged": diverged})
         result.update(**summary, versions=_versions())
         if self.folder is None:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from edgewire.compression.base import PayloadError
-from edgewire.strategy.run import checkpoint_file
+from edgewire.strategy.run import checkpointer
 from edgewire.strategy.run.run import Run
 
 
@@ -19,7 +19,7 @@ def broken(monkeypatch):
             raise PayloadError("the power is off")
         return done(self, server_round, arrays)
 
-    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
+    monkeypatch.setattr(checkpointer, "SHARE", math.inf)
     with monkeypatch.context() as patch:
         patch.setattr(Run, "round_done", some)
         yield patch

@@ -134,7 +134,7 @@ BAD = [
 ]
 # These cases need a model, an optimiser, data or a device, and so torch.
 LATER = [
-    (["algorithm=adacomp", "strategy.pushes=0"], "pushes must be at least 1"),
+    (["algorithm=adacomp", "strategy.pushes=0"], "pushes must be a number of at least 1"),
     (["algorithm=fedbuff", "strategy.pushes=5"], "buffer=10 is never full with pushes=5"),
     (["algorithm=fedasync", "strategy.server_lr=2"], "a server_lr of at most 1"),
     (["dataset=mnist", "dataset.root='~/nowhere'"], f"{Path.home()}/nowhere"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgewire.strategy.run import checkpoint_file
+from edgewire.strategy.run import checkpoint_file, checkpointer
 from tests.runs import model_bytes
 
 
@@ -122,7 +122,7 @@ def test_changes_to_the_folder_are_named(cli, stopped):
 
 def test_a_run_whose_model_cannot_be_written_ends_with_1_and_is_resumed(cli, tmp_path, monkeypatch):
     folder, renamed = tmp_path / "full", os.replace
-    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
+    monkeypatch.setattr(checkpointer, "SHARE", math.inf)
     words = ["algorithm=fedavg", "nodes=2", "rounds=3", "engine.workers=1", "local_steps=1"]
 
     def some(partial, path):

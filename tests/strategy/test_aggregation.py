@@ -1,13 +1,12 @@
 """The mean of sparse updates equals the mean of the same updates filled with zeros."""
 
-from copy import deepcopy
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewire.strategy.aggregation import MeanState, SparseMean
+from edgewire.strategy.aggregation import SparseMean
+from edgewire.strategy.run.serialization import from_bytes, to_bytes
 
 # The values are multiples of 1/4, so sums are exact and means can be compared bit for bit.
 weights = st.sampled_from([1.0, 2.0, 4.0, 0.5, 3.0])
@@ -101,12 +100,15 @@ def test_the_exponent_counts_the_weight_of_the_nodes_that_sent_an_entry(given_ro
 def test_a_mean_goes_on_from_its_state(given_rounds, exponent):
     """A checkpoint may hold the state after any update, as in a buffer."""
     size, several = given_rounds
-    mean, state = SparseMean(size, sender_exponent=exponent), MeanState()
+    mean = SparseMean(size, sender_exponent=exponent)
+    state = to_bytes(SparseMean(size, sender_exponent=exponent))
     for one in several:
         union, values = added(mean, one)
         for indices, numbers, weight in one:
-            SparseMean(size, state, exponent).add(indices, numbers, weight)
-            state = deepcopy(state)
-        found, resumed = SparseMean(size, state, exponent).take()
+            resumed = from_bytes(SparseMean, state)
+            resumed.add(indices, numbers, weight)
+            state = to_bytes(resumed)
+        found, taken = resumed.take()
+        state = to_bytes(resumed)
         np.testing.assert_array_equal(union, found)
-        np.testing.assert_array_equal(values, resumed)
+        np.testing.assert_array_equal(values, taken)

@@ -16,7 +16,8 @@ from edgewire.conf.schema import ConfigError
 from edgewire.protocol.run_ended import RunEnded
 from edgewire.strategy.app import main, mark_warnings
 from edgewire.strategy.ordered_grid import OrderedGrid
-from edgewire.strategy.run import checkpoint_file
+from edgewire.strategy.run import checkpoint_file, checkpointer
+from edgewire.strategy.run.node_log import NodeLog
 from edgewire.strategy.run.run import Run
 from edgewire.strategy.run.run_log import RunLog
 from edgewire.task.objectives.classification import Classification
@@ -34,9 +35,14 @@ class Tended(GridWrapper):
         self.calls += 1
 
 
+def unlogged(grid):
+    """Return a run that writes no files."""
+    return Run(configured(), OrderedGrid(grid), RunLog("", Classification()), NodeLog(grid, "", ""))
+
+
 def test_workers_are_tended_while_the_model_is_measured():
     grid = Tended(grid_of())
-    run = Run(configured(), OrderedGrid(grid), RunLog("", Classification()))
+    run = unlogged(grid)
     run.round_done(0, ArrayRecord(run.model.state_dict()))
     assert grid.calls > 1
 
@@ -74,9 +80,7 @@ def test_finished_rounds_are_saved_for_every_end_of_a_run(tmp_path, monkeypatch,
         local_run(tmp_path, "rounds=9", "eval_every=9", "nodes=3")
     result = result_of(tmp_path)
     assert (result["round"], result["ended"], result["stopped"]) == (2, ended, ended)
-    first = Run(
-        configured(), OrderedGrid(grid_of()), RunLog("", Classification())
-    ).model.state_dict()
+    first = unlogged(grid_of()).model.state_dict()
     model = load_file(tmp_path / "model.safetensors")
     assert any(not torch.equal(first[name], tensor) for name, tensor in model.items())
 
@@ -97,7 +101,7 @@ def test_an_error_while_a_signal_waits_counts_as_a_stop(tmp_path, monkeypatch, w
         signal.raise_signal(signal.SIGTERM)
         write(folder, parts)
 
-    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
+    monkeypatch.setattr(checkpointer, "SHARE", math.inf)
     if while_saving:
         monkeypatch.setattr(checkpoint_file, "write", stopped)
     else:
@@ -137,7 +141,7 @@ def test_on_remote_nodes_a_new_run_resumes_from_the_servers_state(tmp_path, monk
         app_config = {**values, "resume": resume}
         main(Remote(nodes), Context(1, 0, {}, RecordDict(), app_config))
 
-    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
+    monkeypatch.setattr(checkpointer, "SHARE", math.inf)
     at_row(monkeypatch, 5, raising(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         run(False)

@@ -10,6 +10,7 @@ from edgewire.compression.base import PayloadError
 from edgewire.compression.make import make_codec
 from edgewire.conf.network import DeviceClass, Network
 from edgewire.simulation.clock import VirtualClock
+from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.staleness import Global
 from tests.local_runs import local_run
 from tests.strategy.event_loop import CODECS, WAITS, assert_same, at_once, event_loop
@@ -67,7 +68,7 @@ def test_nodes_join_when_they_come():
     assert max(map(clock.joined, expected)) > 3
 
 
-def test_a_node_that_misses_the_time_out_is_sent_a_new_message(caplog, lates):
+def test_a_node_that_misses_the_time_out_is_sent_a_new_message(caplog):
     network = Network(waiting="fixed", waiting_seconds=1.0, loss=0.3)
     federation = Federation(Trainer(steps=at_once), network, seed=1)
     strategy = federation.push(60, timeout=2.5)
@@ -75,12 +76,12 @@ def test_a_node_that_misses_the_time_out_is_sent_a_new_message(caplog, lates):
     assert strategy.traffic.failures > 5
     assert "no reply in time" in caplog.text
     assert len(federation.seen) >= 60 + strategy.traffic.failures
-    assert len(lates[0]) <= NODES
+    assert len(strategy.state.late.messages) <= NODES
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("speed", [0.01, 1e-5])
-def test_nodes_that_are_always_late_take_no_memory(speed, lates):
+def test_nodes_that_are_always_late_take_no_memory(speed):
     """Messages to a busy slow node expire: the node ignores them, and the server forgets them."""
     classes = {"fast": DeviceClass(0.5, 1.0), "slow": DeviceClass(0.5, speed)}
     network = Network(waiting="fixed", waiting_seconds=1.0, classes=classes)
@@ -94,8 +95,9 @@ def test_nodes_that_are_always_late_take_no_memory(speed, lates):
     gc.collect()
     assert len(federation.answers) <= 8
     busy = 1 / speed / 3  # messages to a slow node while it works on one message
-    lates[0].clear()
-    assert len(lates[0]) <= slow * (2 * busy + 1)  # and as many again before its next reply
+    late = strategy.state.late
+    late.clear(OrderedGrid(federation.grid))
+    assert len(late.messages) <= slow * (2 * busy + 1)  # and as many again before its next reply
 
 
 def test_late_replies_are_not_applied_and_nodes_put_them_back():

@@ -84,11 +84,11 @@ REFUSED = [
         ({"deadline": 0.0}, "deadline must be a number above 0"),
     )),
     *((Asynchronous, *row) for row in (
-        ({"pushes": 0}, "pushes must be at least 1"),
-        ({"buffer": 0}, "buffer must be at least 1"),
-        ({"most": 0.5}, "most must be a number of at least 1, or null, not 0.5"),
+        ({"pushes": 0}, "pushes must be a number of at least 1"),
+        ({"buffer": 0}, "buffer must be a number of at least 1"),
+        ({"most": 0.5}, "most must be a number of at least 1, not 0.5"),
         ({"proximal_mu": -1.0, "update": "delta"}, "proximal_mu must be a number of at least 0"),
-        ({"sender_exponent": 1.5, "buffer": 2}, "from 0 to 1"),
+        ({"sender_exponent": 1.5, "buffer": 2}, "must be a number of at most 1"),
         ({"staleness": 3}, "staleness is chosen by"),
     )),
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 
 from edgewire.conf.network import Network
 from edgewire.simulation.clock import VirtualClock
-from edgewire.strategy.collector import RoundCollector
+from edgewire.strategy.collector import RoundCollector, RoundCollectorState
 from edgewire.strategy.ordered_grid import OrderedGrid
 from tests.grids import grid_of
 
@@ -38,9 +38,9 @@ def echo(message, context):
     return answer
 
 
-def exchange_over(network=SLOW, nodes=NODES, seed=0):
+def exchange_over(network=SLOW, nodes=NODES, seed=0, state=None):
     grid = OrderedGrid(grid_of(app, nodes, clock=VirtualClock(network, seed)))
-    return RoundCollector(grid), grid
+    return RoundCollector(grid, state), grid
 
 
 def messages(number, nodes=range(1, NODES + 1), **config):
@@ -69,10 +69,9 @@ def test_replies_of_the_same_moment_all_count():
     assert grid.now == 1.0
 
 
-def expect_none_left(lates):
-    (late,) = lates
-    late.clear()
-    assert len(late) == 0
+def expect_none_left(late, grid):
+    late.clear(grid)
+    assert not late.messages
     gc.collect()
     assert not answers_kept  # all replies were fetched and dropped
 
@@ -88,8 +87,8 @@ def test_the_time_out_starts_anew_in_every_round(quorum):
     assert grid.now == before + 0.25
 
 
-def test_an_old_reply_of_a_late_node_never_counts(lates):
-    exchange, grid = exchange_over()
+def test_an_old_reply_of_a_late_node_never_counts():
+    exchange, grid = exchange_over(state=(state := RoundCollectorState()))
     slow = []
     for number in range(1, 30):
         answers = exchange(messages(number, nodes=[1, 2, 5]), 2, 1e9)
@@ -100,7 +99,7 @@ def test_an_old_reply_of_a_late_node_never_counts(lates):
     answers = exchange(messages(30, nodes=[5]), 1, 1e9)  # the node works through all its messages
     assert rounds_of(answers) == {5: 30}
     del answers
-    expect_none_left(lates)
+    expect_none_left(state.late, grid)
 
 
 def test_errors_are_replies_but_do_not_count_towards_a_quorum():
@@ -169,15 +168,15 @@ def test_a_messages_ttl_is_its_time_out(timeout, naps):
     assert [m.metadata.ttl for m in sent] == [min(timeout, DEFAULT_TTL)] * NODES
 
 
-def test_the_time_out_ends_a_round_in_real_time(naps, lates):
-    remote = Remote(failed=[1])
-    exchange = RoundCollector(OrderedGrid(remote))
+def test_the_time_out_ends_a_round_in_real_time(naps):
+    remote, state = Remote(failed=[1]), RoundCollectorState()
+    exchange = RoundCollector(grid := OrderedGrid(remote), state)
     for number in range(1, 4):
         assert list(exchange(messages(number, nodes=[1, 2]), 1, 3.0)) == [1]
         assert sum(naps) == pytest.approx(3.0 * number)
-        assert len(lates[0]) == number
+        assert len(state.late.messages) == number
     remote.failed = [2]  # all late replies of node 2 arrive now
     assert list(exchange(messages(4, nodes=[1, 2]), 1, 3.0)) == [2]
-    lates[0].clear()
-    assert len(lates[0]) == 1
+    state.late.clear(grid)
+    assert len(state.late.messages) == 1
     assert len(remote.sent) == 1

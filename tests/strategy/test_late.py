@@ -33,13 +33,13 @@ class Answers:
 @given(st.lists(st.tuples(st.sampled_from(["late", "comes", "in time"]), st.integers(1, NODES))))
 def test_only_replies_that_may_still_arrive_are_awaited(events):
     grid = Answers()
-    late, owed, sent = Stragglers(grid), {node: [] for node in range(1, NODES + 1)}, 0
+    late, owed, sent = Stragglers(), {node: [] for node in range(1, NODES + 1)}, 0
     came = 0
     for what, node in events:
         if what == "late":
             sent += 1
             owed[node].append(sent)
-            late.add(str(sent), node, sent)
+            late.add(grid, str(sent), node, sent)
         elif what == "comes" and owed[node]:
             number = owed[node].pop()  # replies to earlier messages are lost
             owed[node].clear()
@@ -49,24 +49,24 @@ def test_only_replies_that_may_still_arrive_are_awaited(events):
             sent += 1
             owed[node].clear()
             late.answered(node, sent)
-    late.clear()
+    late.clear(grid)
     assert not grid.there
     assert grid.discarded == came  # their bytes are counted
     kept = {str(number) for numbers in owed.values() for number in numbers}
-    assert len(late) == len(kept)
-    late.clear()
+    assert len(late.messages) == len(kept)
+    late.clear(grid)
     assert set(grid.asked) == kept
 
 
 def test_each_late_reply_is_polled_only_a_few_times():
     grid = Answers()
-    late = Stragglers(grid)
+    late = Stragglers()
     for number in range(10_000):
-        late.add(str(number), number, 1)
+        late.add(grid, str(number), number, 1)
     assert grid.looks < 10 * 10_000
     for number in range(10_000):
         late.answered(number, 1)
-    late.clear()
-    assert len(late) == 0
-    late.add("x", 1, 2)
-    assert len(late) <= LEAST
+    late.clear(grid)
+    assert len(late.messages) == 0
+    late.add(grid, "x", 1, 2)
+    assert len(late.messages) <= LEAST

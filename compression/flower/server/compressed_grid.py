@@ -14,7 +14,6 @@ from flwr.serverapp import Grid
 from ...codec import Codec
 from ...make import chosen
 from ...screening import Screening
-from ..compact_records import restored
 from ..headers import DownlinkHeader, server_round, trains
 from ..message_size import size_of
 from ..records import records, with_content
@@ -120,8 +119,6 @@ class CompressedGrid(GridWrapper):
             replies.uplink,
             compact_records=compact_records,
         )
-        if compact_records:
-            self.read_records_with(restored)
         self._failures = FailurePolicy(self.traffic, failures, state.failures)
         apart = () if codec is None else codec.exact_names
         self._layout = layout = self._session.layout

@@ -33,11 +33,10 @@ from edgewire.pipeline.messages import (
     unpack,
 )
 from edgewire.pipeline.server.link_traffic import Opened, opened, plain_bytes
-from edgewire.pipeline.server.options import Flow
 from edgewire.pipeline.server.placement import Placement
-from edgewire.pipeline.server.schedule import PipelineSchedule, Task
+from edgewire.pipeline.server.schedule import Flow, PipelineSchedule, Task
 from edgewire.pipeline.server.snapshots import Snapshots
-from edgewire.pipeline.server.state import LOST, PipelineState, UnderWay
+from edgewire.pipeline.server.state import PipelineState, UnderWay
 from edgewire.strategy.base import Started
 from edgewire.strategy.lr_schedule import Rates
 from edgewire.strategy.ordered_grid import OrderedGrid
@@ -77,8 +76,7 @@ class Dispatcher:
             for sent in chain(*state.under_way):
                 sent.when += grid.now - state.now
         self._sent, self.links = state.under_way, state.links
-        rates.share(state.rates)
-        self._flow = PipelineSchedule(flow, synthetic, count, run.rounds, state.flow)
+        self._flow = PipelineSchedule(flow, synthetic, count, run.rounds, state.sent, state.done)
         first = 1 if plan.conditioned else count - 1
         self._receivers = range(first, count) if plan.targets else range(0)  # of labels
         self._store = state.store
@@ -115,11 +113,10 @@ class Dispatcher:
 
     def _prepared(self, task: Task) -> UnderWay:
         """Take a task's payloads from the store; if one of them is lost, mark the task as lost."""
-        sent = UnderWay(task, {}, "", LOST)
         labelled = task.segment in self._receivers
         arrays = self._store.take(task, labelled=labelled, synthetic=self._synthetic)
-        if arrays is not None:
-            sent = UnderWay(task, arrays, self.copies.wanted(task))
+        copy = "" if arrays is None else self.copies.wanted(task)
+        sent = UnderWay(task, arrays or {}, copy, lost=arrays is None)
         self._sent[task.segment].append(sent)
         return sent
 
@@ -127,7 +124,7 @@ class Dispatcher:
         """Send a task's message, unless its input is lost or its segment has no node."""
         task, plan = sent.task, self._plan
         node = self._placement.node(task.segment)
-        if sent.message_id == LOST or node is None:
+        if sent.lost or node is None:
             return
         arrays = dict(sent.arrays)
         if self._state.fresh[task.segment]:
@@ -177,9 +174,9 @@ class Dispatcher:
         waiting = {
             sent.message_id: sent
             for sent in chain(*self._sent)
-            if sent.reply is None and sent.message_id not in ("", LOST)
+            if sent.reply is None and sent.message_id
         }
-        if any(row and (row[0].message_id == LOST or row[0].reply) for row in self._sent):
+        if any(row and (row[0].lost or row[0].reply) for row in self._sent):
             return  # a reply or a lost task can be processed without waiting
         oldest = min((sent.when for sent in waiting.values()), default=math.inf)
         patience = self._slowest.limit(self._grid, self._timeout)
@@ -197,7 +194,7 @@ class Dispatcher:
     def _give_up_late(self, patience: float) -> None:
         for segment, row in enumerate(self._sent):
             head = row[0] if row else None
-            if head is None or head.reply or head.message_id in ("", LOST):
+            if head is None or head.reply or not head.message_id:
                 continue
             if head.when + patience <= self._grid.now:
                 self._failed(segment, f"no reply in time ({patience:.0f} s)")
@@ -206,7 +203,7 @@ class Dispatcher:
     def _take_replies(self) -> None:
         """Process the replies, for each segment in the order in which the tasks were sent."""
         for row in self._sent:
-            while row and (row[0].reply is not None or row[0].message_id == LOST):
+            while row and (row[0].reply is not None or row[0].lost):
                 if not self._take(row[0]):
                     break
                 sent = row.popleft()
@@ -349,6 +346,5 @@ class Dispatcher:
         """
         self._state.fresh[segment] |= anew
         for sent in self._sent[segment]:
-            if sent.message_id != LOST:
-                sent.message_id, sent.reply = "", None
-                self._send(sent)
+            sent.message_id, sent.reply = "", None
+            self._send(sent)

@@ -13,10 +13,32 @@ and later in the backward pass. In the last segment one task includes both passe
 at most `queue` messages ahead."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from edgewire.pipeline.server.options import Flow
+from edgewire.conf.option_group import OptionGroup, bounded
+
+
+@dataclass(frozen=True)
+class Flow(OptionGroup):
+    """Says when a segment works on which mini-batch, and when the server gets copies of it.
+
+    `schedule`: "sequential", "pipeline" or "async" (see above). `queue`: with "async", the number
+    of messages that may wait at a node. `batches_per_message`: the number of mini-batches in a
+    message; a node takes one step for each. `micro_batches`: the number of parts of a mini-batch,
+    for backpropagation in a pipeline. `segment_every`: the number of mini-batches after which the
+    server gets full copies of the segments. With such a copy another node can take over a segment.
+    0: the server has only the initial copies. `record_every`: the number of mini-batches between
+    two evaluations. Raises `ValueError` for another schedule, and for a number below 1, or 0 of
+    `segment_every`.
+    """
+
+    schedule: str = bounded("pipeline", one_of=("sequential", "pipeline", "async"))
+    queue: int = bounded(2, at_least=1)
+    batches_per_message: int = bounded(1, at_least=1)
+    micro_batches: int = bounded(1, at_least=1)
+    segment_every: int = bounded(0, at_least=0)
+    record_every: int = bounded(1, at_least=1)
 
 
 class Task(NamedTuple):
@@ -40,14 +62,6 @@ class Task(NamedTuple):
         return self.batch + self.batches
 
 
-@dataclass
-class PipelineScheduleState:
-    """By station: `sent`, `done`: the numbers of tasks that were sent, and that were answered."""
-
-    sent: list[int] = field(default_factory=list)
-    done: list[int] = field(default_factory=list)
-
-
 class PipelineSchedule:
     """Gives each task as soon as it may be sent.
 
@@ -60,6 +74,7 @@ class PipelineSchedule:
     answered them.
 
     Replies must be reported (`answered`) in the order of sending, also those that are failures.
+    `sent`, `done`: by station, how many tasks were sent, and answered; empty at first.
     """
 
     def __init__(
@@ -68,7 +83,8 @@ class PipelineSchedule:
         synthetic: bool,
         segments: int,
         batches: int,
-        state: PipelineScheduleState,
+        sent: list[int],
+        done: list[int],
     ) -> None:
         self._flow, self._batches, self._last = flow, batches, segments - 1
         self._total = -(-batches // flow.batches_per_message) * flow.micro_batches
@@ -77,8 +93,8 @@ class PipelineSchedule:
         if not trains:
             self._stations += [(k, "backward") for k in reversed(range(self._last))]
         self._in_columns = trains and flow.schedule == "pipeline"
-        self._sent, self._done = state.sent, state.done
-        for row in (state.sent, state.done):  # empty, unless a loaded state has set them
+        self._sent, self._done = sent, done
+        for row in (sent, done):  # empty, unless a loaded state has set them
             row += [0] * (len(self._stations) - len(row))
 
     @property

@@ -1,42 +1,41 @@
 """Copies of the segments at the server, for evaluation, the final model, and new nodes."""
 
+from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from edgewire.compression.base import Vector
+from edgewire.compression.flower.native_tensors import Arrays
 from edgewire.compression.flower.records import layout_of, to_vector
 from edgewire.pipeline.cuts import Plan
 from edgewire.pipeline.messages import STATE, pack_copy, unpack_copy
-from edgewire.pipeline.server.options import Flow
-from edgewire.pipeline.server.schedule import Task
+from edgewire.pipeline.server.schedule import Flow, Task
 
 
 @dataclass
 class SnapshotsState:
     """The state of `Snapshots`; a point is a number of mini-batches after which it needs copies.
 
-    By segment: `asked`: the last point for which the server has requested a copy. `delivered`: the
-    number of points for which it has a copy. `full`: the number of full copies requested. `last`:
-    the last full copy. By point: `weights`: each segment's vector. `natives`: native tensors by
-    their names in the model.
+    By segment: `asked`: the last point for which the server has requested a copy. `full`: the
+    number of full copies requested. `last`: the last full copy. `copies`: the copies after the
+    points that are not joined, each the segment's vector, and native tensors by their names in the
+    model. `joined`: the number of points whose copies were joined to a model.
     """
 
     asked: list[int] = field(default_factory=list)
-    delivered: list[int] = field(default_factory=list)
     full: list[int] = field(default_factory=list)
     last: list[bytes] = field(default_factory=list)
-    weights: dict[int, list[NDArray[np.float32] | None]] = field(default_factory=dict)
-    natives: dict[int, dict[str, NDArray[Any]]] = field(default_factory=dict)
+    copies: list[deque[tuple[NDArray[np.float32], Arrays]]] = field(default_factory=list)
+    joined: int = 0
 
-    def begin(self, copies: list[bytes]) -> None:
-        """Begin a run with `copies`, a full copy of each segment in its initial state."""
-        self.asked, self.delivered, self.full = ([0] * len(copies) for _ in range(3))
-        self.last = copies
+    def begin(self, last: list[bytes]) -> None:
+        """Begin a run with `last`, a full copy of each segment in its initial state."""
+        self.last, self.copies = last, [deque() for _ in last]
+        self.asked, self.full = [0] * len(last), [0] * len(last)
 
 
 class Snapshots:
@@ -88,18 +87,17 @@ class Snapshots:
 
     def failed(self, segment: int) -> None:
         """Record that a segment's copy did not arrive, so that the next task asks for it again."""
-        self._state.asked[segment] = self._state.delivered[segment] * self._record_every
+        self._state.asked[segment] = self._delivered(segment)
         self._state.full[segment] = 0
 
     def owed(self, segment: int, end: int) -> bool:
         """Return whether the server lacks a segment's copy that was due up to mini-batch `end`."""
-        point = self._point(segment)
-        return point is not None and point <= end
+        before = self._delivered(segment)
+        return before < self._batches and min(before + self._record_every, self._batches) <= end
 
-    def _point(self, segment: int) -> int | None:
-        """Return after how many mini-batches a segment's next copy is due; None: no more copies."""
-        before = self._state.delivered[segment] * self._record_every
-        return None if before >= self._batches else min(before + self._record_every, self._batches)
+    def _delivered(self, segment: int) -> int:
+        """Return the mini-batches up to which the server has a segment's copies."""
+        return (self._state.joined + len(self._state.copies[segment])) * self._record_every
 
     def take(self, task: Task, kind: str, payload: bytes) -> None:
         """Store the copy in a segment's reply; raises `PayloadError` for any other payload.
@@ -108,30 +106,28 @@ class Snapshots:
         """
         part, form = self._parts[task.segment], self._plan.copies[task.segment]
         vectors, beside = unpack_copy(payload, form, whole=kind == "all")
-        state = vectors[STATE]
+        natives = {name: beside[its] for its, name in part.natives.items()}
         if kind == "all":
             self._state.last[task.segment] = payload
-        while (point := self._point(task.segment)) is not None and point <= task.end:
-            self._state.weights.setdefault(point, [None] * len(self._parts))[task.segment] = state
-            natives = self._state.natives.setdefault(point, {})
-            natives |= {name: beside[its] for its, name in part.natives.items()}
-            self._state.delivered[task.segment] += 1
+        while self.owed(task.segment, task.end):
+            self._state.copies[task.segment].append((vectors[STATE], natives))
 
-    def complete(self) -> tuple[int, Vector, dict[str, NDArray[Any]]] | None:
+    def complete(self) -> tuple[int, Vector, Arrays] | None:
         """Join the oldest copies of all segments to a model; return it, and delete the copies.
 
         The result is (number of mini-batches, model, native tensors by name); the model is float32
         (n,). None if one of the segments' copies after this number of mini-batches is missing.
         """
-        point = min(self._state.weights, default=0)
-        states = [state for state in self._state.weights.get(point, ()) if state is not None]
-        if len(states) < len(self._parts):
+        state = self._state
+        if not all(state.copies):
             return None
-        model = np.empty(self._size, dtype=np.float32)
-        for places, state in zip(self._places, states, strict=True):
+        model, natives = np.empty(self._size, dtype=np.float32), Arrays()
+        for places, copies in zip(self._places, state.copies, strict=True):
+            vector, own = copies.popleft()
+            natives |= own
             at = 0
             for place in places:
                 size = place.stop - place.start
-                model[place], at = state[at : at + size], at + size
-        del self._state.weights[point]
-        return point, model, self._state.natives.pop(point, {})
+                model[place], at = vector[at : at + size], at + size
+        state.joined += 1
+        return min(state.joined * self._record_every, self._batches), model, natives

@@ -5,11 +5,9 @@ from dataclasses import dataclass, field
 
 from edgewire.pipeline.server.activations import ActivationStore
 from edgewire.pipeline.server.link_traffic import Links, Opened
-from edgewire.pipeline.server.schedule import PipelineScheduleState, Task
+from edgewire.pipeline.server.schedule import Task
 from edgewire.pipeline.server.snapshots import SnapshotsState
 from edgewire.strategy.base import ServerState
-
-LOST = "lost"  # in place of a message's id: the task's input was lost, so it cannot be sent
 
 
 @dataclass
@@ -23,6 +21,7 @@ class UnderWay:
     number: int = 0
     when: float = 0.0  # the grid's `now` when it was sent
     reply: Opened | None = None
+    lost: bool = False  # its input was lost, so it cannot be sent
 
 
 @dataclass
@@ -35,6 +34,7 @@ class PipelineState(ServerState):
     - `failed`: by node, how often a segment was taken from it.
     - `accused`: by (segment, neighbouring segment), the number of consecutive payloads of the
       segment that the neighbour could not use.
+    - `sent`, `done`: those of `PipelineSchedule`.
     - `losses`, `errors`: the losses, and the errors of synthetic gradients, since the last
       evaluation.
     - `rates`: the learning rate of each mini-batch.
@@ -49,7 +49,8 @@ class PipelineState(ServerState):
     holders: list[int | None] = field(default_factory=list)
     failed: Counter[int] = field(default_factory=Counter)
     accused: Counter[tuple[int, int]] = field(default_factory=Counter)
-    flow: PipelineScheduleState = field(default_factory=PipelineScheduleState)
+    sent: list[int] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
     store: ActivationStore = field(default_factory=ActivationStore)
     copies: SnapshotsState = field(default_factory=SnapshotsState)
     links: Links = field(default_factory=Links)

@@ -1,20 +1,20 @@
 """Trains one model that is cut across nodes, by synthetic gradients or split backpropagation."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from edgewire.compression.flower import flat_record, to_vector
 from edgewire.compression.flower.native_tensors import with_natives
 from edgewire.compression.validation import expect_kinds
-from edgewire.conf.build import objective_of
 from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.schema import Config
-from edgewire.pipeline.cuts import NO_LABELS, Plan, plan_of
+from edgewire.pipeline.cuts import NO_LABELS, Cutting, Plan, plan_of
 from edgewire.pipeline.gradient_predictor import GradientModules
 from edgewire.pipeline.server.dispatcher import Dispatcher
-from edgewire.pipeline.server.options import Cutting, Flow
-from edgewire.pipeline.server.state import LOST, PipelineState
+from edgewire.pipeline.server.schedule import Flow
+from edgewire.pipeline.server.state import PipelineState
 from edgewire.strategy.base import (
     FLOWER,
     ParameterServer,
@@ -23,7 +23,6 @@ from edgewire.strategy.base import (
 )
 from edgewire.strategy.lr_schedule import Rates
 from edgewire.task.datasets import Data
-from edgewire.task.objectives.classification import Classification
 
 CUTTING, MODULES, FLOW = Cutting(), GradientModules(), Flow()  # the defaults
 
@@ -66,18 +65,18 @@ class PipelineStrategy(ParameterServer):
         self.synthetic, self.cutting, self.modules, self.flow = synthetic, cutting, modules, flow
         self.feedback, self.record_every = feedback, flow.record_every
         self.plan: Plan | None = None
-        self._lacks_labels = False
+        self._rates: Callable[[list[float]], Rates]
 
     @property
     def done(self) -> int:
         """The number of mini-batches that all segments have finished."""
-        tasks = self.state.flow.done[-1] if self.state.flow.done else 0
+        tasks = self.state.done[-1] if self.state.done else 0
         return tasks * self.flow.batches_per_message // self.flow.micro_batches
 
     def abandon(self, back: Collection[int] = ()) -> None:
         """Delete unanswered messages, and assign nodes anew; they begin with the last copies."""
         for sent in chain(*self.state.under_way):
-            sent.message_id, sent.reply = LOST if sent.message_id == LOST else "", None
+            sent.message_id, sent.reply = "", None
         self.state.holders[:] = [None] * len(self.state.holders)
 
     def summary(self) -> None:
@@ -88,14 +87,9 @@ class PipelineStrategy(ParameterServer):
     def cut(self, config: Config, data: Data) -> None:
         """Cut the configured model; raises `TaskError` or `ValueError` if that is not possible."""
         modules = self.modules if self.synthetic else None
-        micros = self.flow.micro_batches
-        self.plan = plan_of(config, data, self.cutting, modules, micro_batches=micros)
-        self.rates = Rates(config.schedule, config.lr)
-        alone = len(self.plan.cuts) == 0
-        wanted = self.synthetic and self.modules.conditioned and not alone
-        classifies = isinstance(objective_of(config), Classification)
-        self._lacks_labels = wanted and classifies and not self.plan.conditioned
-        if not self.synthetic and self.flow.batches_per_message > 1 and not alone:
+        self.plan = plan_of(config, data, self.cutting, modules, self.flow.micro_batches)
+        self._rates = partial(Rates, config.schedule, config.lr)
+        if not self.synthetic and self.flow.batches_per_message > 1 and self.plan.cuts:
             raise ValueError("batches_per_message goes with synthetic gradients")
 
     def details(self) -> dict[str, Any]:
@@ -113,11 +107,11 @@ class PipelineStrategy(ParameterServer):
         """
         if self.plan is None:
             raise ValueError("the model is not cut: call cut() first")
-        if self._lacks_labels:
+        if self.plan.unlabelled:
             log.warning("%s, or strategy.conditioned=false", NO_LABELS)
         work = Dispatcher(
             self.plan, self._ordered(run.grid), run, self.state, self.flow, self.synthetic,
-            self.rates, self.failures,
+            self._rates(self.state.rates), self.failures,
         )  # fmt: skip
         run.result.arrays = run.arrays
         if not run.goes_on:

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewire.pipeline.server.options import Flow
-from edgewire.pipeline.server.schedule import PipelineSchedule, PipelineScheduleState
+from edgewire.pipeline.server.schedule import Flow, PipelineSchedule
 
 segments, batches = st.integers(1, 5), st.integers(1, 12)
 
 
 def scheduled(flow, count, total, synthetic=False):
-    return PipelineSchedule(flow, synthetic, count, total, PipelineScheduleState())
+    return PipelineSchedule(flow, synthetic, count, total, [], [])
 
 
 def run(flow, count, choose, check=lambda log, under_way: None):

@@ -2,20 +2,34 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from edgewire.compression.base import PayloadError
 from edgewire.conf.schema import ConfigError
 from edgewire.strategy.federated import Federated
-from edgewire.strategy.run import checkpoint_file
-from edgewire.strategy.run.checkpoint_file import Checkpoints, read, write
+from edgewire.strategy.run import checkpoint_file, checkpointer
+from edgewire.strategy.run.checkpoint_file import read, write
+from edgewire.strategy.run.checkpointer import RunCheckpointer
 from tests.local_runs import at_row, local_run, raising
 from tests.runs import result_of
 from tests.strategy.test_checkpoints import SMALL
 
 FULL = OSError(28, "No space left on device")
 PARTS = {"a": b"first", "b": b"", "c": bytes(range(256)) * 100}
+
+
+def keeping(folder, every, strategy=None, parts=lambda: {"a": b"next"}):
+    """Return the `RunCheckpointer` of a run in a folder, whose checkpoints have these `parts`."""
+    run = SimpleNamespace(
+        strategy=strategy or SimpleNamespace(save=None, done=2),
+        records=SimpleNamespace(folder=folder),
+        config=SimpleNamespace(checkpoint_every=every, rounds=100),
+    )
+    made = RunCheckpointer(run, None, SimpleNamespace(wanted=False, go=lambda: None))
+    made.parts = lambda strategy, done: parts()
+    return made
 
 
 def test_a_written_checkpoint_is_read_back(tmp_path):
@@ -29,7 +43,7 @@ def test_a_written_checkpoint_is_read_back(tmp_path):
 def test_the_last_checkpoint_stays_until_the_next_is_complete(tmp_path, monkeypatch, caplog):
     write(tmp_path, PARTS)
     monkeypatch.setattr("os.fsync", raising(FULL))
-    Checkpoints(str(tmp_path), 1).keep(2, lambda: {"a": b"next"})
+    keeping(tmp_path, 1).state_complete()
     assert "No space left" in caplog.text
     assert read(tmp_path) == PARTS
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint_file.FILE]
@@ -57,29 +71,38 @@ def test_invalid_file_heads_are_refused(tmp_path, head):
 
 @pytest.mark.parametrize("every", [None, 0])
 def test_checkpoints_can_be_switched_off(tmp_path, every):
-    assert not Checkpoints(str(tmp_path), every).due(100)
-    assert not Checkpoints("", 1).due(100)
+    keeping(tmp_path, every).state_complete()
+    keeping(None, 1).state_complete()
+    assert not list(tmp_path.iterdir())
 
 
 def test_checkpoints_are_due_at_intervals_within_their_share_of_time(tmp_path, monkeypatch):
-    now = 100.0
-    monkeypatch.setattr(checkpoint_file.time, "perf_counter", lambda: now)
-    kept = Checkpoints(str(tmp_path), 10)
-    assert [done for done in range(0, 40, 5) if kept.due(done)] == [10, 15, 20, 25, 30, 35]
+    now, found = 100.0, []
+    monkeypatch.setattr(checkpointer.time, "perf_counter", lambda: now)
 
     def parts():  # they take a second
         nonlocal now
         now += 1.0
+        found.append(strategy.done)
         return PARTS
 
-    kept.keep(12, parts)
-    assert not kept.due(19)
-    assert not kept.due(25)  # no time has passed since the last checkpoint
-    now += 1.0 / checkpoint_file.SHARE - 0.1
-    assert not kept.due(25)
+    strategy = SimpleNamespace(save=None, done=0)
+    kept = keeping(tmp_path, 10, strategy, parts)
+
+    def kept_at(*units):
+        found.clear()
+        for strategy.done in units:
+            kept.state_complete()
+        return found
+
+    assert kept_at(0, 5) == []
+    assert kept_at(12) == [12]
+    assert kept_at(19, 25) == []  # no time has passed since the last checkpoint
+    now += 1.0 / checkpointer.SHARE - 0.1
+    assert kept_at(25) == []
     now += 0.2
-    assert kept.due(25)
-    assert not kept.due(19)
+    assert kept_at(19) == []
+    assert kept_at(25) == [25]
 
 
 def run(folder, *words, **options):
@@ -87,16 +110,16 @@ def run(folder, *words, **options):
 
 
 def parts_seen(monkeypatch):
-    """Return a list to which each written checkpoint adds the number of rounds done."""
-    found, keep = [], Checkpoints.keep
-    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
+    """Return a list to which each checkpoint that can be written adds the number of rounds done."""
+    found, parts_of = [], RunCheckpointer.parts
+    monkeypatch.setattr(checkpointer, "SHARE", math.inf)
 
-    def noting(self, done, parts):
-        written = keep(self, done, parts)
-        found.extend([done] * written)
-        return written
+    def noting(self, strategy, done):
+        parts = parts_of(self, strategy, done)
+        found.append(done)
+        return parts
 
-    monkeypatch.setattr(Checkpoints, "keep", noting)
+    monkeypatch.setattr(RunCheckpointer, "parts", noting)
     return found
 
 

@@ -61,7 +61,7 @@ class Clocked:
     def get_nodes(self):
         return [SimpleNamespace(node_id=11, name="kitchen"), SimpleNamespace(node_id=12, name="")]
 
-    tend = follow = read_records_with = set_run = create_message = drop_replies = None
+    tend = follow = set_run = create_message = drop_replies = None
     pull_messages = send_and_receive = run = None
 
 

@@ -27,7 +27,7 @@ def test_history_and_result(tmp_path):
         records.add({"round": i, "accuracy": accuracy, "loss": loss, "uplink_bytes": 10 * i})
     tensor = torch.arange(6.0).reshape(2, 3)
     extra = {"extra": float("nan"), "lists": [1.0, {"of": float("inf")}]}
-    result = records.finish(extra, {"w": tensor[:, :2]})
+    result = records.finish(extra, {"w": tensor[:, :2]}, tensor)
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [0, 1, 2, 3, 4]
     assert all(a["seconds"] <= b["seconds"] for a, b in pairwise(rows))
@@ -48,7 +48,7 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     records = RunLog("", Classification())
     records.add({"round": 0, "accuracy": 0.5, "loss": 1.0})
-    assert records.finish({}, {})["accuracy"] == 0.5
+    assert records.finish({}, {}, WEIGHTS["w"])["accuracy"] == 0.5
     assert not list(tmp_path.iterdir())
 
 
@@ -88,7 +88,7 @@ def test_rows_wait_while_the_disk_is_full_and_are_written_later(spaces, saved):
         resumed.load(state)
         for number in range(state.last["round"] + 1, 12):
             resumed.add(row(number))
-        resumed.finish({}, WEIGHTS)
+        resumed.finish({}, WEIGHTS, WEIGHTS["w"])
         assert rounds_in(folder) == list(range(12))
 
 
@@ -106,7 +106,7 @@ def test_a_full_disk_does_not_end_the_run_and_is_said_once(tmp_path, caplog):
     with pytest.raises(OSError, match="No space left"):
         records.save()
     with pytest.raises(NotWritten, match="its last good state: none"):
-        records.finish({"stopped": None, "ended": "finished"}, WEIGHTS)
+        records.finish({"stopped": None, "ended": "finished"}, WEIGHTS, WEIGHTS["w"])
     said = "its end cannot be written: No space left on device"
     assert json.loads((tmp_path / "result.json").read_text())["ended"] == said
 
@@ -139,7 +139,7 @@ def test_a_run_whose_end_is_not_on_the_disk_names_the_last_good_state(
 
     monkeypatch.setattr(os, "replace", some)
     with pytest.raises(NotWritten, match=f"No space left on device; .*{good}$"):
-        records.finish({"stopped": None, "ended": "finished"}, WEIGHTS)
+        records.finish({"stopped": None, "ended": "finished"}, WEIGHTS, WEIGHTS["w"])
     assert not list(tmp_path.glob("*.part"))
     if failing != "result.json":
         assert json.loads((tmp_path / "result.json").read_text())["stopped"]
@@ -149,9 +149,9 @@ def test_an_undefined_metric_is_never_the_best_and_an_undefined_loss_a_divergenc
     records = RunLog("", Classification())
     for number, value in enumerate([float("nan"), float("nan"), 0.5]):
         records.add({"round": number, "accuracy": value, "loss": 1.0})
-    assert records.finish({}, {})["best_accuracy"] == 0.5
+    assert records.finish({}, {}, WEIGHTS["w"])["best_accuracy"] == 0.5
     records.add({"round": 3, "accuracy": float("nan"), "loss": float("nan")})
-    assert records.finish({}, {})["diverged"]
+    assert records.finish({}, {}, WEIGHTS["w"])["diverged"]
 
 
 def test_the_newest_model_is_saved_at_intervals(tmp_path, caplog, monkeypatch):

@@ -11,7 +11,7 @@ from safetensors.numpy import save
 
 from edgewire.compression.flower import FlatArray, filled, flat_record, payload_record
 from edgewire.compression.flower.replica import Replica
-from edgewire.strategy.aggregation import MeanState
+from edgewire.strategy.aggregation import SparseMean
 from edgewire.strategy.asynchronous import Asynchronous
 from edgewire.strategy.collector import RoundCollectorState
 from edgewire.strategy.run.serialization import ABOUT, StateError, from_bytes, to_bytes
@@ -147,8 +147,8 @@ def test_a_state_of_another_strategy_is_refused():
 
 def test_an_array_that_occurs_twice_is_shared_again_after_loading():
     array = np.arange(5, dtype=np.uint32)
-    state = MeanState(np.ones(3, np.float32), [array, array], True, 0.5)
-    found = from_bytes(MeanState, to_bytes(state))
+    state = SparseMean(3, 0.0, np.ones(3, np.float32), [array, array], True, 0.5)
+    found = from_bytes(SparseMean, to_bytes(state))
     assert found.sets[0] is found.sets[1]
     assert found.sets[0].dtype == np.uint32
     assert found.dense
