@@ -86,6 +86,8 @@ class Separation(NamedTuple):
         Returns the indices among the trained entries, the values there, and the values of all exact
         entries; the value of an exact entry that is not selected is 0.
         """
+        if not self.exact:
+            return indices, values, values[:0]
         exact, done = np.zeros(self.exact_size, dtype=np.float32), 0
         for start, stop, low, high in self._met(indices):
             here = exact[done : done + stop - start]
