@@ -218,16 +218,17 @@ def parse(
     if exact is not None and exactly != exact:
         raise PayloadError("payload holds other exact tensors than this method sends")
     sparsifier, quantizer, coder = map(by_id, STAGES, view[form.ids])
-    selection = _read_selection(reader, vector)
+    selection, params = _read_selection(reader, vector), _read_numbers(reader)
+    bodies = _read_bodies(reader, form)
     return Parsed(
         sparsifier,  # type: ignore[arg-type]
-        quantizer_of(quantizer, _read_numbers(reader)),  # type: ignore[arg-type]
+        quantizer_of(quantizer, params),  # type: ignore[arg-type]
         coder,  # type: ignore[arg-type]
         vector,
         there,
         exactly,
         *selection,
-        _read_bodies(reader, form),
+        bodies,
         form is _SHORT,
     )
 
