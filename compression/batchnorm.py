@@ -98,12 +98,8 @@ class Separation(NamedTuple):
 
     def narrow_indices(self, indices: Indices) -> Indices:
         """Return the indices of the trained entries that `narrow` returns, without the values."""
-        trained, done = np.empty(len(indices), dtype=np.uint32), 0
-        for piece, shift in self._trained_pieces(indices):
-            stop = done + piece.stop - piece.start
-            np.subtract(indices[piece], shift, out=trained[done:stop])
-            done = stop
-        return trained[:done]
+        pieces = self._trained_pieces(indices)
+        return np.concatenate([indices[piece] - np.uint32(shift) for piece, shift in pieces])
 
     def _trained_pieces(self, indices: Indices) -> Iterator[tuple[slice, int]]:
         """Yield the slices of ``indices`` that belong to trained entries.

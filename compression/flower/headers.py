@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -205,21 +205,12 @@ def read(content: RecordDict, kind: type[N]) -> N:
         return kind()
     if not isinstance(record, ConfigRecord):
         raise PayloadError(f"the record {HEADER!r} must be a ConfigRecord")
-    last = _last.get(kind)
-    if last is not None and last[0] is record:
-        return cast(N, last[1])
     types = TYPES[kind]
     said = values_of(record)
     for key, value in said.items():
         if key not in types or not types[key](value):
             raise PayloadError(f"the record {HEADER!r} holds {brief(value)} as {key[:40]}")
-    header = kind(**said)
-    _last[kind] = record, header
-    return header
-
-
-# The record of each kind that was read last, and its header: nodes of a process get one record.
-_last: dict[type, tuple[ConfigRecord, DownlinkHeader | UplinkHeader]] = {}
+    return kind(**said)
 
 
 def _number(value: Any) -> bool:

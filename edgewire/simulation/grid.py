@@ -14,7 +14,7 @@ from flwr.supercore.constant import NodeStatus
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from edgewire.compression.flower.message_size import Size, measured, measured_reply
+from edgewire.compression.flower.message_size import Size, measured
 from edgewire.compression.flower.records import content_of, metadata_of, values_of
 from edgewire.compression.flower.timed_grid import TimedGrid
 from edgewire.simulation.clock import NEVER, ClockState, Journey, VirtualClock, steps_of
@@ -298,7 +298,7 @@ class LocalGrid(TimedGrid):
         if not reply.has_error():
             content = content_of(reply)
             steps = self._reported(content, MetricRecord)
-            up = measured_reply(reply, self._header)
+            up = measured(content, self._header)
         self.replied_bytes += up[2]
         if self._line:
             self._line.answer(message_id, steps, up)
