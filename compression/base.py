@@ -23,7 +23,7 @@ from .layout import Layout
 from .scatter import Indices as Indices
 from .scatter import Vector as Vector
 from .scatter import add_at, put_at
-from .validation import BOUNDS, expect_bounds
+from .validation import expect_bounds
 
 Segments = NDArray[np.int64]  # (T+1,): tensor t's values are values[segments[t]:segments[t + 1]]
 Array = np.ndarray[tuple[int], np.dtype[np.generic]]  # one stream: 1-d, contiguous, little-endian
@@ -134,8 +134,8 @@ class Method:
 
     def __post_init__(self) -> None:
         for each in fields(cast(Any, self)):
-            if BOUNDS & each.metadata.keys():
-                expect_bounds(self.name, each.name, getattr(self, each.name), **each.metadata)
+            name = f"option {each.name} of {self.name}"
+            expect_bounds(name, getattr(self, each.name), each.metadata)
 
     def memory_bytes(self, layout: Layout) -> int:
         """Return the bytes that this method stores on a node between steps."""

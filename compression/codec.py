@@ -72,10 +72,10 @@ class Codec:
     exact_steps: int = 0
 
     def __post_init__(self) -> None:
-        decay = self.residual_decay
-        expect_bounds("compression", "residual_decay", decay, at_least=0, at_most=1)
-        expect_bounds("compression", "exact_steps", self.exact_steps, at_least=0)
-        if self.residual_decay != 1 and not self.keeps:
+        decay, steps = self.residual_decay, self.exact_steps
+        expect_bounds("option residual_decay", decay, {"at_least": 0, "at_most": 1})
+        expect_bounds("option exact_steps", steps, {"at_least": 0})
+        if decay != 1 and not self.keeps:
             raise ValueError(
                 f"option residual_decay does not go with sparsifier {self.sparsifier.name} and "
                 "feedback=false: a node stores nothing that could decay"
@@ -109,7 +109,7 @@ class Codec:
         with the sum of all updates so far), or ``differences`` (of models; the next one includes
         what this one lacks). ``contextual``: whether it knows the context of the index sets.
         """
-        expect_bounds("a codec", "receiver", receiver, one_of=RECEIVERS)
+        expect_bounds("option receiver of a codec", receiver, {"one_of": RECEIVERS})
         method, gain = self.sparsifier, self.sparsifier.gain_of_momentum
         sums = receiver == "sums"
         wrong = {

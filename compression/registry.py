@@ -73,12 +73,6 @@ def register(stage: str) -> Callable[[M], M]:
     return add
 
 
-def unregister(stage: str, name: str) -> None:
-    """Remove a method; raises KeyError if there is none of this name."""
-    del _registered[stage][name]
-    by_id.cache_clear()
-
-
 def _place_of(cls: type[Method]) -> tuple[str, str]:
     return cls.__module__, cls.__qualname__
 

@@ -181,17 +181,9 @@ def trains(message: Message) -> bool:
 
 
 def written(header: DownlinkHeader | UplinkHeader) -> ConfigRecord:
-    """Return a ConfigRecord with a header's fields, except those that are None.
-
-    An integer in a field for floats, such as a rate of 1, is written as a float, as nodes expect.
-    """
+    """Return a ConfigRecord with a header's fields, except those that are None."""
     pairs = zip(header._fields, header, strict=True)
-    said: dict[str, Any] = {key: value for key, value in pairs if value is not None}
-    floats = FLOATS[type(header)]
-    for key in floats & said.keys():
-        value = said[key]
-        said[key] = [*map(float, value)] if isinstance(value, list) else float(value)
-    return filled(ConfigRecord, said)
+    return filled(ConfigRecord, {key: value for key, value in pairs if value is not None})
 
 
 def read(content: RecordDict, kind: type[N]) -> N:
@@ -225,10 +217,6 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "list[float]": lambda value: type(value) is list and {*map(type, value)} <= {float},
     "list[int]": lambda value: type(value) is list and all(map(_number, value)),
     "list[str]": lambda value: type(value) is list and {*map(type, value)} <= {str},
-}
-FLOATS = {
-    kind: {key for key, said in kind.__annotations__.items() if "float" in str(said)}
-    for kind in (DownlinkHeader, UplinkHeader)
 }
 TYPES: dict[type[DownlinkHeader] | type[UplinkHeader], dict[str, Callable[[Any], bool]]] = {
     kind: {

@@ -149,13 +149,6 @@ def test_any_bytes_are_restored_or_refused(data):
             type(record)(dict(record))
 
 
-def test_nodes_of_a_process_share_the_payload_of_a_carrier():
-    made = compact(RecordDict({"a": payload_records({"p": b"payload"}), "b": MetricRecord()}))
-    one, two = (restored(RecordDict(dict(made)))["a"]["p"].data for _ in range(2))
-    assert one == b"payload"
-    assert one is two
-
-
 def test_a_carrier_s_own_length_is_not_believed():
     long = varint(1 << 40)
     assert measured(carried(long, b""), HEADER) == (0, len(long), len(long))
