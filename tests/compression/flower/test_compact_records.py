@@ -32,7 +32,7 @@ from edgewire.compression.flower.records import array_of, filled, payload_record
 from edgewire.compression.wire_header import varint
 
 FIELDS = [(kind, name) for kind in (DownlinkHeader, UplinkHeader) for name in kind._fields]
-VALUES = {"int": 1, "float": 1, "bytes": b"12345678", "list[float]": [1, 0.5], "list[int]": [1],
+VALUES = {"int": 1, "float": 1.0, "bytes": b"12345678", "list[float]": [1.0, 0.5], "list[int]": [1],
           "list[str]": ["a"]}  # fmt: skip
 
 
