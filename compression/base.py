@@ -22,7 +22,7 @@ from .coders.shared_context import IndexContext
 from .layout import Layout
 from .scatter import Indices as Indices
 from .scatter import Vector as Vector
-from .scatter import add_at, put_at
+from .scatter import put_at
 from .validation import expect_bounds
 
 Segments = NDArray[np.int64]  # (T+1,): tensor t's values are values[segments[t]:segments[t + 1]]
@@ -172,15 +172,6 @@ class Sparsifier(Method, ABC):
     def gain_of_momentum(self) -> float:
         """How often the values sent contain an update in the end; a decay makes it less than 1."""
         return 1.0
-
-    def restore(self, indices: Indices | None, values: Vector, memory: Memory) -> None:
-        """Add (k,) values at ``indices`` back to the unsent values in ``memory``.
-
-        The values are those of a lost payload, or the errors of the quantizer. Only a method that
-        stores unsent values (``residual_key`` is not None) supports this.
-        """
-        assert self.residual_key is not None
-        add_at(memory[self.residual_key], indices, values)
 
     def expect_increasing(self, indices: Any, size: int) -> None:
         """Raise `ValueError` for indices that a decoder would refuse; `size`: of the vector.

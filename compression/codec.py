@@ -146,6 +146,11 @@ class Codec:
         return self.feedback or self.sparsifier.residual_key is not None
 
     @property
+    def _unsent(self) -> str:
+        """Name of the array in ``memory`` that holds the residual, or else the codec's error."""
+        return self.sparsifier.residual_key or _ERROR
+
+    @property
     def sends_all(self) -> bool:
         """Whether what one payload lacks is sent by a later one; `exact_names` are left aside."""
         lossless = self.feedback or self.quantizer.exact
@@ -202,8 +207,8 @@ class Codec:
         memory = {} if memory is None else memory
         inner = self._separation(layout)
         trained = inner.gather(update)
-        if self.residual_decay != 1:
-            self._decay(memory)
+        if self.residual_decay != 1 and self._unsent in memory:
+            memory[self._unsent] *= np.float32(self.residual_decay)
         given = self._given(trained, memory)
         step = StepContext(inner.layout, memory, (seed, 0), loss, workers, number, density_factor)
         indices, values, same = self.sparsifier.select(given, step)
@@ -229,7 +234,7 @@ class Codec:
             if self.sparsifier.residual_key is None:
                 subtract_at(given, indices, decoded)
             else:
-                self.sparsifier.restore(indices, values - decoded, memory)
+                add_at(memory[self._unsent], indices, values - decoded)
         return payload
 
     @quiet
@@ -281,11 +286,8 @@ class Codec:
         sent = memory.get("sent")
         last = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
         indices, values = decode_trained(payload, layout, last, context)
-        if self.sparsifier.residual_key is not None:
-            self.sparsifier.restore(indices, values, memory)
-        else:
-            size = self._separation(layout).layout.size
-            add_at(get_or_zeros(memory, _ERROR, size, np.float32), indices, values)
+        size = self._separation(layout).layout.size
+        add_at(get_or_zeros(memory, self._unsent, size, np.float32), indices, values)
 
     def exact_tensors(self, layout: Layout) -> tuple[int, ...]:
         """Return the positions of the tensors that this codec sends without loss."""
@@ -308,12 +310,6 @@ class Codec:
         given: Vector = get_or_zeros(memory, _ERROR, len(update), np.float32)
         given += update
         return given
-
-    def _decay(self, memory: Memory) -> None:
-        """Multiply the stored error or residual, if any, by the decay."""
-        stored = memory.get(self.sparsifier.residual_key or _ERROR)
-        if stored is not None:
-            stored *= np.float32(self.residual_decay)
 
     @cached_property
     def ids(self) -> bytes:

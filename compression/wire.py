@@ -222,7 +222,7 @@ def parse(
     bodies = _read_bodies(reader, form)
     return Parsed(
         sparsifier,  # type: ignore[arg-type]
-        quantizer_of(quantizer, params),  # type: ignore[arg-type]
+        quantizer_of(quantizer, params),
         coder,  # type: ignore[arg-type]
         vector,
         there,

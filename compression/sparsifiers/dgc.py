@@ -10,6 +10,7 @@ from ..base import Indices, ResidualSparsifier, Selection, StepContext, Vector, 
 from ..layout import Layout
 from ..per_tensor import counts, largest_of_each
 from ..registry import register
+from ..scatter import find
 from ..validation import bounded
 
 LAYERS = ("all", "conv")
@@ -98,12 +99,9 @@ class DGC(ResidualSparsifier):
 
     def _mask(self, indices: Indices, step: StepContext) -> None:
         """Set the momentum u of sent entries to 0, except in tensors that are always sent whole."""
-        momentum, bounds = step.memory["momentum"], step.layout.offsets.tolist()
-        whole = np.flatnonzero(self._whole(step.layout)).tolist()
-        kept = [momentum[bounds[t] : bounds[t + 1]].copy() for t in whole]
-        momentum[indices] = 0
-        for tensor, values in zip(whole, kept, strict=True):
-            momentum[bounds[tensor] : bounds[tensor + 1]] = values
+        momentum, cuts = step.memory["momentum"], find(indices, step.layout.offsets.tolist())
+        for tensor in np.flatnonzero(~self._whole(step.layout)).tolist():
+            momentum[indices[cuts[tensor] : cuts[tensor + 1]]] = 0
 
     def _whole(self, layout: Layout) -> NDArray[np.bool_]:
         """Return (T,) bool: True for tensors that are sent whole."""
