@@ -13,7 +13,7 @@ LARGEST = (1 << 63) - 1  # the largest integer that libraries accept
 SIDES = (
     ("at_least", "of at least", le),
     ("above", "above", lt),
-    ("at_most", "of at most", ge),
+    ("at_most", "at most", ge),
     ("below", "below", gt),
 )
 

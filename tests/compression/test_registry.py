@@ -103,9 +103,9 @@ WRONG = {  # by method and option
     "zstd": {"level": ("3", 3.0, True, 0, 20, -1)},
 }  # fmt: skip
 SAID = {
-    ("topk", "density", 1.1): "must be a number above 0 and of at most 1, not 1.1",
+    ("topk", "density", 1.1): "must be a number above 0 and at most 1, not 1.1",
     ("esgd", "drop", 1.0): "must be a number of at least 0 and below 1, not 1.0",
-    ("int4", "block", 15): "must be a number of at least 16 and of at most 65536, not 15",
+    ("int4", "block", 15): "must be a number of at least 16 and at most 65536, not 15",
     ("ternary", "clip", -1.0): "must be a number of at least 0, not -1.0",
     ("qsgd", "norm", "l1"): "must be one of max, l2, not 'l1'",
     ("energy", "fidelity", "lots"): "above 0 or one of low, medium, high, not 'lots'",

@@ -72,9 +72,9 @@ REFUSED = [
         ({"server_lr": INF}, "server_lr"),
     )),
     *((SparseAveraging, *row) for row in (
-        ({"fraction_train": -0.5}, "at least 0 and of at most 1, not -0.5"),
-        ({"quorum": 0.0}, "quorum must be a number above 0 and of at most 1, not 0.0"),
-        ({"quorum": 1.1}, "quorum must be a number above 0 and of at most 1, not 1.1"),
+        ({"fraction_train": -0.5}, "at least 0 and at most 1, not -0.5"),
+        ({"quorum": 0.0}, "quorum must be a number above 0 and at most 1, not 0.0"),
+        ({"quorum": 1.1}, "quorum must be a number above 0 and at most 1, not 1.1"),
         ({"quorum": NAN}, "quorum"),
         ({"mean": "mode"}, "mean must be one of mean, median, trimmed, not 'mode'"),
         ({"mean": "median", "sender_exponent": 0.5}, "sender_exponent does not go with"),
