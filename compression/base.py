@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, fields
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
@@ -293,18 +293,6 @@ class Quantizer(Method, ABC):
         The streams have the dtypes and sizes that ``specs`` describes. Raises PayloadError for
         streams that ``encode`` cannot have made.
         """
-
-
-@lru_cache(maxsize=64)
-def quantizer_of(kind: type[Quantizer], params: Params) -> Quantizer:
-    """Return the quantizer with these untrusted ``params()``; raises PayloadError without one."""
-    try:
-        found = kind.of_params(params)
-        if found.params() == params:
-            return found
-    except (TypeError, ValueError, IndexError):
-        pass
-    raise PayloadError(f"payload holds the parameters {params}: {kind.name} has no such")
 
 
 class Coder(Method, ABC):

@@ -4,10 +4,10 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TypeVar, get_type_hints
 
-from .base import PRIVATE, Coder, Method, PayloadError, Quantizer, Sparsifier
+from .base import PRIVATE, Coder, Method, Params, PayloadError, Quantizer, Sparsifier
 
 STAGES: dict[str, type[Method]] = {
     "sparsifier": Sparsifier,
@@ -100,6 +100,18 @@ def by_id(stage: str, number: int) -> type[Method]:
         if cls.id == number:
             return cls
     raise PayloadError(f"payload needs {stage} {number}, which this version does not have")
+
+
+@lru_cache(maxsize=64)
+def quantizer_of(kind: type[Quantizer], params: Params) -> Quantizer:
+    """Return the quantizer with these untrusted ``params()``; raises PayloadError without one."""
+    try:
+        found = kind.of_params(params)
+        if found.params() == params:
+            return found
+    except (TypeError, ValueError, IndexError):
+        pass
+    raise PayloadError(f"payload holds the parameters {params}: {kind.name} has no such")
 
 
 def options_of(cls: type[Method]) -> dict[str, type]:

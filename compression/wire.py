@@ -11,20 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from .base import (
-    Array,
-    Buffer,
-    Coder,
-    Indices,
-    PayloadError,
-    Quantizer,
-    Sparsifier,
-    Spec,
-    quantizer_of,
-)
+from .base import Array, Buffer, Coder, Indices, PayloadError, Quantizer, Sparsifier, Spec
 from .coders.shared_context import SharedContext
 from .layout import Layout
-from .registry import STAGES, by_id
+from .registry import STAGES, by_id, quantizer_of
 from .wire_header import (
     MAX_TENSORS,
     Reader,

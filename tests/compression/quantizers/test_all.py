@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from edgewire.compression.base import PayloadError, quantizer_of
+from edgewire.compression.base import PayloadError
 from edgewire.compression.quantizers.bfloat16 import BFloat16
 from edgewire.compression.quantizers.drive import Drive
 from edgewire.compression.quantizers.eden import Eden
@@ -18,7 +18,7 @@ from edgewire.compression.quantizers.qsgd import Qsgd
 from edgewire.compression.quantizers.scaling import BLOCK
 from edgewire.compression.quantizers.sign import Sign
 from edgewire.compression.quantizers.ternary import Ternary
-from edgewire.compression.registry import get
+from edgewire.compression.registry import get, quantizer_of
 from edgewire.compression.registry import names as methods
 from tests.compression.quantizers.bounds import error_bound
 from tests.compression.quantizers.values import (
