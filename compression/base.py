@@ -10,9 +10,9 @@ imports these modules.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import Field, dataclass, fields
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
@@ -22,8 +22,8 @@ from .coders.shared_context import IndexContext
 from .layout import Layout
 from .scatter import Indices as Indices
 from .scatter import Vector as Vector
-from .scatter import add_at, put_at
-from .validation import BOUNDS, expect_bounds
+from .scatter import put_at
+from .validation import expect_bounds
 
 Segments = NDArray[np.int64]  # (T+1,): tensor t's values are values[segments[t]:segments[t + 1]]
 Array = np.ndarray[tuple[int], np.dtype[np.generic]]  # one stream: 1-d, contiguous, little-endian
@@ -93,36 +93,31 @@ class TensorSlices(NamedTuple):
     shapes: tuple[tuple[int, ...], ...] | None = None
 
 
-class Rng:
-    """A numpy Generator, made from a seed on first use, because most methods never use it."""
+@dataclass
+class StepContext:
+    """The input of a sparsifier or a quantizer in one step, in addition to the values.
 
-    def __init__(self, seed: int, stage: int) -> None:
-        self._seed = (seed, stage)
-
-    @cached_property
-    def generator(self) -> np.random.Generator:
-        """The generator; sparsifier and quantizer have different ones, made from the same seed."""
-        return np.random.default_rng(self._seed)
-
-
-class SparsifyContext(NamedTuple):
-    """A sparsifier's input in one step, in addition to the update.
-
-    ``memory``: arrays by name, empty at the first step. A method adds arrays and changes them in
-    place. ``loss``: the loss of the mini-batch or epoch that made the update; None if unknown.
-    ``workers``: how many updates the server averages in its next step, including this update; 0 if
-    unknown. ``number``: the number of the update, from 1: that of the round, or the count of a
-    node's messages; 0 if unknown. ``density_factor``: multiplies the share of entries that a
-    ``scalable`` sparsifier sends.
+    ``layout``: the layout of all entries from which the sparsifier selects. ``memory``: arrays by
+    name, empty at the first step. A method adds arrays and changes them in place. ``seed``: two
+    numbers; the second differs between sparsifier and quantizer. ``loss``: the loss of the
+    mini-batch or epoch that made the update; None if unknown. ``workers``: how many updates the
+    server averages in its next step, including this update; 0 if unknown. ``number``: the number of
+    the update, from 1: that of the round, or the count of a node's messages; 0 if unknown.
+    ``density_factor``: multiplies the share of entries that a ``scalable`` sparsifier sends.
     """
 
     layout: Layout
     memory: Memory
-    rng: Rng
+    seed: tuple[int, int]
     loss: float | None = None
     workers: int = 0
     number: int = 0
     density_factor: float = 1.0
+
+    @cached_property
+    def generator(self) -> np.random.Generator:
+        """The generator of random numbers, made on first use, because most methods never use it."""
+        return np.random.default_rng(self.seed)
 
 
 class Method:
@@ -139,8 +134,8 @@ class Method:
 
     def __post_init__(self) -> None:
         for each in fields(cast(Any, self)):
-            if BOUNDS & each.metadata.keys():
-                expect_bounds(self.name, each.name, getattr(self, each.name), **each.metadata)
+            name = f"option {each.name} of {self.name}"
+            expect_bounds(name, getattr(self, each.name), each.metadata)
 
     def memory_bytes(self, layout: Layout) -> int:
         """Return the bytes that this method stores on a node between steps."""
@@ -161,7 +156,7 @@ class Sparsifier(Method, ABC):
         return None
 
     @abstractmethod
-    def select(self, update: Vector, step: SparsifyContext) -> Selection:
+    def select(self, update: Vector, step: StepContext) -> Selection:
         """Choose the coordinates of ``update`` to send.
 
         ``update``: (n,) finite float32, without BatchNorm's running statistics. The method must not
@@ -177,15 +172,6 @@ class Sparsifier(Method, ABC):
     def gain_of_momentum(self) -> float:
         """How often the values sent contain an update in the end; a decay makes it less than 1."""
         return 1.0
-
-    def restore(self, indices: Indices | None, values: Vector, memory: Memory) -> None:
-        """Add (k,) values at ``indices`` back to the unsent values in ``memory``.
-
-        The values are those of a lost payload, or the errors of the quantizer. Only a method that
-        stores unsent values (``residual_key`` is not None) supports this.
-        """
-        assert self.residual_key is not None
-        add_at(memory[self.residual_key], indices, values)
 
     def expect_increasing(self, indices: Any, size: int) -> None:
         """Raise `ValueError` for indices that a decoder would refuse; `size`: of the vector.
@@ -218,14 +204,14 @@ class ResidualSparsifier(Sparsifier):
         """Name of the array with the residual, float32 (n,)."""
         return "residual"
 
-    def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
+    def accumulate(self, update: Vector, step: StepContext) -> Vector:
         """Add the update to the residual, and return the residual array, (n,) float32."""
         residual = get_or_zeros(step.memory, "residual", len(update), np.float32)
         residual += update
         return residual
 
     @abstractmethod
-    def choose(self, given: Vector, step: SparsifyContext) -> Indices:
+    def choose(self, given: Vector, step: StepContext) -> Indices:
         """Return the indices of the values to send; ``given``: residual + update, float32 (n,)."""
 
     def take(self, given: Vector, indices: Indices) -> Vector:
@@ -234,7 +220,7 @@ class ResidualSparsifier(Sparsifier):
         put_at(given, indices, np.zeros_like(values))
         return values
 
-    def select(self, update: Vector, step: SparsifyContext) -> Selection:
+    def select(self, update: Vector, step: StepContext) -> Selection:
         """Choose and return the entries to send: call ``accumulate``, ``choose`` and ``take``."""
         given = self.accumulate(update, step)
         indices = self.choose(given, step)
@@ -249,10 +235,31 @@ class Quantizer(Method, ABC):
     exact: ClassVar[bool] = False  # True: it is lossless
     feedback: ClassVar[bool] = False  # True: it needs error feedback, which is then on by default
     keeps_norm: ClassVar[bool] = False  # True: |decoded| <= |values|, apart from rounding
+    sent_options: ClassVar[int] = 0  # how many options, the first ones, the decoder needs
 
     def params(self) -> Params:
-        """Return the non-negative integers that the decoder needs, such as the number of levels."""
-        return ()
+        """Return the non-negative integers that the decoder needs, such as the number of levels.
+
+        They are the first options; for a text it is the place in the option's ``one_of``.
+        """
+        values = [(getattr(self, each.name), each.metadata) for each in self._sent()]
+        return tuple(x if isinstance(x, int) else m["one_of"].index(x) for x, m in values)
+
+    @classmethod
+    def of_params(cls, params: Params) -> Self:
+        """Return a quantizer for which ``params()`` returns ``params``.
+
+        May raise TypeError, ValueError or IndexError for other ``params``, or return a quantizer
+        with others.
+        """
+        options = zip(params, cls._sent(), strict=True)
+        return cls(
+            *[n if isinstance(o.default, int) else o.metadata["one_of"][n] for n, o in options]
+        )
+
+    @classmethod
+    def _sent(cls) -> tuple[Field[Any], ...]:
+        return fields(cast(Any, cls))[: cls.sent_options]
 
     def finer(self, bits: int) -> Self:
         """Return this method with up to ``bits`` bits per value more: here itself."""
@@ -266,56 +273,26 @@ class Quantizer(Method, ABC):
         return found
 
     @abstractmethod
-    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
+    def encode(self, values: Vector, parts: TensorSlices, step: StepContext) -> Streams:
         """Convert (k,) finite float32 values to the streams that ``specs`` describes.
 
-        ``memory``: the method's arrays on this node by name, empty at the first step. Streams may
-        be views of ``values``.
+        Streams may be views of ``values``.
         """
 
-    @classmethod
     @abstractmethod
-    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return a `Spec` for each stream; streams of floats come first, so that they are aligned.
 
-        A method of another package raises PayloadError for ``params`` that its method ``params()``
-        never returns. `expected_specs` does this for the methods of this package.
+        This and ``decode`` depend on no options except those in ``params()``.
         """
 
-    @classmethod
-    def of_params(cls, params: Params) -> Self:
-        """Return a method for which ``params()`` returns ``params``: its first options are these.
-
-        May raise any error for other ``params``, or return a method with others.
-        """
-        return cls(*params)
-
-    @classmethod
-    def expected_specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
-        """Return the result of ``specs`` for untrusted ``params``.
-
-        Raises PayloadError for ``params`` that the method ``params()`` never returns.
-        """
-        if cls.id < PRIVATE and not _writes(cls, params):
-            raise PayloadError(f"payload holds the parameters {params}: {cls.name} has no such")
-        return cls.specs(params, parts)
-
-    @classmethod
     @abstractmethod
-    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
+    def decode(self, streams: Streams, parts: TensorSlices) -> Vector:
         """Convert streams to (k,) finite float32 values; the result may be a view of a stream.
 
         The streams have the dtypes and sizes that ``specs`` describes. Raises PayloadError for
         streams that ``encode`` cannot have made.
         """
-
-
-@lru_cache(maxsize=64)
-def _writes(quantizer: type[Quantizer], params: Params) -> bool:
-    try:
-        return quantizer.of_params(params).params() == params
-    except (TypeError, ValueError, IndexError):
-        return False
 
 
 class Coder(Method, ABC):
@@ -357,7 +334,7 @@ def get_or_zeros(memory: Memory, name: str, size: int, dtype: DTypeLike) -> NDAr
     return found
 
 
-def fallen(step: SparsifyContext) -> bool:
+def fallen(step: StepContext) -> bool:
     """Return whether the loss is lower than at the last step, and store the loss in the memory.
 
     Returns False at the first step, and if one of the two losses is unknown.
@@ -368,6 +345,12 @@ def fallen(step: SparsifyContext) -> bool:
     better = bool(known and not first and step.loss < last[0])
     last[0] = step.loss if known else -np.inf
     return better
+
+
+def expect_finite(values: Vector) -> None:
+    """Raise PayloadError unless all (k,) float32 values of a payload are finite."""
+    if not is_finite(values):
+        raise PayloadError("payload holds NaN or infinity")
 
 
 def is_finite(values: Vector) -> bool:

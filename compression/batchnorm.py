@@ -86,6 +86,8 @@ class Separation(NamedTuple):
         Returns the indices among the trained entries, the values there, and the values of all exact
         entries; the value of an exact entry that is not selected is 0.
         """
+        if not self.exact:
+            return indices, values, values[:0]
         exact, done = np.zeros(self.exact_size, dtype=np.float32), 0
         for start, stop, low, high in self._met(indices):
             here = exact[done : done + stop - start]
@@ -96,12 +98,8 @@ class Separation(NamedTuple):
 
     def narrow_indices(self, indices: Indices) -> Indices:
         """Return the indices of the trained entries that `narrow` returns, without the values."""
-        trained, done = np.empty(len(indices), dtype=np.uint32), 0
-        for piece, shift in self._trained_pieces(indices):
-            stop = done + piece.stop - piece.start
-            np.subtract(indices[piece], shift, out=trained[done:stop])
-            done = stop
-        return trained[:done]
+        pieces = self._trained_pieces(indices)
+        return np.concatenate([indices[piece] - np.uint32(shift) for piece, shift in pieces])
 
     def _trained_pieces(self, indices: Indices) -> Iterator[tuple[slice, int]]:
         """Yield the slices of ``indices`` that belong to trained entries.

@@ -21,12 +21,9 @@ from .base import (
     Memory,
     PayloadError,
     Quantizer,
-    Rng,
     Sparsifier,
-    SparsifyContext,
     Spec,
-    Streams,
-    TensorSlices,
+    StepContext,
     Vector,
     get_or_zeros,
     is_finite,
@@ -75,10 +72,10 @@ class Codec:
     exact_steps: int = 0
 
     def __post_init__(self) -> None:
-        decay = self.residual_decay
-        expect_bounds("compression", "residual_decay", decay, at_least=0, at_most=1)
-        expect_bounds("compression", "exact_steps", self.exact_steps, at_least=0)
-        if self.residual_decay != 1 and not self.keeps:
+        decay, steps = self.residual_decay, self.exact_steps
+        expect_bounds("option residual_decay", decay, {"at_least": 0, "at_most": 1})
+        expect_bounds("option exact_steps", steps, {"at_least": 0})
+        if decay != 1 and not self.keeps:
             raise ValueError(
                 f"option residual_decay does not go with sparsifier {self.sparsifier.name} and "
                 "feedback=false: a node stores nothing that could decay"
@@ -112,7 +109,7 @@ class Codec:
         with the sum of all updates so far), or ``differences`` (of models; the next one includes
         what this one lacks). ``contextual``: whether it knows the context of the index sets.
         """
-        expect_bounds("a codec", "receiver", receiver, one_of=RECEIVERS)
+        expect_bounds("option receiver of a codec", receiver, {"one_of": RECEIVERS})
         method, gain = self.sparsifier, self.sparsifier.gain_of_momentum
         sums = receiver == "sums"
         wrong = {
@@ -149,6 +146,11 @@ class Codec:
         return self.feedback or self.sparsifier.residual_key is not None
 
     @property
+    def _unsent(self) -> str:
+        """Name of the array in ``memory`` that holds the residual, or else the codec's error."""
+        return self.sparsifier.residual_key or _ERROR
+
+    @property
     def sends_all(self) -> bool:
         """Whether what one payload lacks is sent by a later one; `exact_names` are left aside."""
         lossless = self.feedback or self.quantizer.exact
@@ -157,8 +159,7 @@ class Codec:
 
     def memory_bytes(self, layout: Layout) -> int:
         """Return the bytes that a node stores between two updates."""
-        inner = self._separation(layout)
-        trained = layout if inner is None else inner.layout
+        trained = self._separation(layout).layout
         own = 4 * trained.size if self.feedback and self.sparsifier.residual_key is None else 0
         return own + self.sparsifier.memory_bytes(trained) + self.quantizer.memory_bytes(trained)
 
@@ -205,39 +206,35 @@ class Codec:
         raw = natives_bytes(own) if own else None
         memory = {} if memory is None else memory
         inner = self._separation(layout)
-        cut = layout if inner is None else inner.layout
-        trained = update if inner is None else inner.gather(update)
-        if self.residual_decay != 1:
-            self._decay(memory)
+        trained = inner.gather(update)
+        if self.residual_decay != 1 and self._unsent in memory:
+            memory[self._unsent] *= np.float32(self.residual_decay)
         given = self._given(trained, memory)
-        step = SparsifyContext(cut, memory, Rng(seed, 0), loss, workers, number, density_factor)
+        step = StepContext(inner.layout, memory, (seed, 0), loss, workers, number, density_factor)
         indices, values, same = self.sparsifier.select(given, step)
         if self.sparsifier.id >= PRIVATE and indices is not None:
             self.sparsifier.expect_increasing(indices, len(given))
-        if values is not update and not is_finite(values):
+        if values is not trained and not is_finite(values):
             memory.clear()
             raise PayloadError("update and what this node keeps unsent add up beyond float32")
-        parts, quantizer = parts_of(indices, cut), self._quantizer(number)
-        streams = quantizer.encode(values, parts, memory, Rng(seed, 1))
-        payload = self._payload(
-            quantizer,
+        payload, decoded = self._payload(
             layout,
             inner,
             indices,
-            (streams, parts),
-            None if inner is None else inner.gather_exact(update),
+            values,
+            inner.gather_exact(update),
+            replace(step, seed=(seed, 1)),
             context,
             names=names,
             repeated=same and as_before,
             own=own,
             raw=raw,
         )
-        if self.feedback:
-            decoded = quantizer.decode(quantizer.params(), streams, parts)
+        if decoded is not None:
             if self.sparsifier.residual_key is None:
                 subtract_at(given, indices, decoded)
             else:
-                self.sparsifier.restore(indices, values - decoded, memory)
+                add_at(memory[self._unsent], indices, values - decoded)
         return payload
 
     @quiet
@@ -267,17 +264,10 @@ class Codec:
         memory = {} if memory is None else memory
         if not is_finite(values):
             raise PayloadError("the vector to send holds NaN or infinity")
-        inner, own, exact = self._separation(layout), layout, None
-        if inner is not None:
-            own = inner.layout
-            indices, values, exact = inner.narrow(indices, values)
-        parts, quantizer = parts_of(indices, own), self._quantizer(number)
-        streams = quantizer.encode(values, parts, memory, Rng(seed, 1))
-        return self._payload(quantizer, layout, inner, indices, (streams, parts), exact, context)
-
-    def _quantizer(self, number: int) -> Quantizer:
-        """Return the quantizer of an update; `number`: as in `encode`."""
-        return Float32() if 0 < number <= self.exact_steps else self.quantizer
+        inner = self._separation(layout)
+        indices, values, exact = inner.narrow(indices, values)
+        step = StepContext(inner.layout, memory, (seed, 1), number=number)
+        return self._payload(layout, inner, indices, values, exact, step, context)[0]
 
     def restore(
         self,
@@ -296,29 +286,22 @@ class Codec:
         sent = memory.get("sent")
         last = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
         indices, values = decode_trained(payload, layout, last, context)
-        if self.sparsifier.residual_key is not None:
-            self.sparsifier.restore(indices, values, memory)
-        else:
-            inner = self._separation(layout)
-            size = layout.size if inner is None else inner.layout.size
-            add_at(get_or_zeros(memory, _ERROR, size, np.float32), indices, values)
+        size = self._separation(layout).layout.size
+        add_at(get_or_zeros(memory, self._unsent, size, np.float32), indices, values)
 
     def exact_tensors(self, layout: Layout) -> tuple[int, ...]:
         """Return the positions of the tensors that this codec sends without loss."""
-        inner = self._separation(layout)
-        return () if inner is None else inner.exact
+        return self._separation(layout).exact
 
-    def _separation(self, layout: Layout) -> Separation | None:
-        """Return the division of a layout into trained and exact tensors; None if none is needed.
+    def _separation(self, layout: Layout) -> Separation:
+        """Return the division of a layout into trained tensors, and exact ones.
 
-        Exact tensors skip the sparsifier and the quantizer. The division of the last layout is
-        stored, because nearly all updates have the same layout.
+        Exact tensors skip the sparsifier and the quantizer.
         """
         if self.exact and not self.exact_names:
-            return None  # every tensor is exact, and there is no residual
+            return separate(layout, ())  # nothing is lossy, and there is no residual
         expect_matches(layout, self.exact_names)
-        exact = exact_tensors(layout, self.exact_names)
-        return separate(layout, exact) if exact else None
+        return separate(layout, exact_tensors(layout, self.exact_names))
 
     def _given(self, update: Vector, memory: Memory) -> Vector:
         """Return the update plus the error of earlier updates, if the codec stores this error."""
@@ -327,12 +310,6 @@ class Codec:
         given: Vector = get_or_zeros(memory, _ERROR, len(update), np.float32)
         given += update
         return given
-
-    def _decay(self, memory: Memory) -> None:
-        """Multiply the stored error or residual, if any, by the decay."""
-        stored = memory.get(self.sparsifier.residual_key or _ERROR)
-        if stored is not None:
-            stored *= np.float32(self.residual_decay)
 
     @cached_property
     def ids(self) -> bytes:
@@ -353,44 +330,47 @@ class Codec:
 
     def _payload(
         self,
-        quantizer: Quantizer,
         layout: Layout,
-        inner: Separation | None,
+        inner: Separation,
         indices: Indices | None,
-        values: tuple[Streams, TensorSlices],
-        exact: Vector | None,
+        values: Vector,
+        exact: Vector,
+        step: StepContext,
         context: SharedContext | None,
         *,
         names: bool = False,
         repeated: bool = False,
         own: Sequence[NativeTensor] = (),
         raw: Array | None = None,
-    ) -> bytes:
-        """Return the payload of selected entries.
+    ) -> tuple[bytes, Vector | None]:
+        """Return the payload of selected entries, and the decoded values for error feedback.
 
         ``inner``: the division of ``layout`` into exact and trained tensors. ``indices``: those of
-        the trained entries; ``repeated``: True to send their digest instead. ``values``: the
-        quantizer's streams, and the slices that they were made with. ``exact``: the exact tensors'
-        values. ``own``, ``raw``: the tensors in their own dtype, and their bytes.
+        the trained entries, whose values are ``values``; ``repeated``: True to send their digest
+        instead. ``exact``: the exact tensors' values. ``step``: for the quantizer. ``own``,
+        ``raw``: the tensors in their own dtype, and their bytes.
         """
+        quantizer = Float32() if 0 < step.number <= self.exact_steps else self.quantizer
+        parts = parts_of(indices, inner.layout)
+        streams = quantizer.encode(values, parts, step)
         # A receiver that knows the context has the layout, so the short form is enough for it.
         shared = context if self.coder.contextual and not names else None
-        known, tensors = (layout, ()) if inner is None else (inner.layout, inner.exact)
-        head = tables(layout, self._ids(quantizer), names, tensors, short=shared is not None)
+        head = tables(layout, self._ids(quantizer), names, inner.exact, short=shared is not None)
         head = with_native_table(head + _selected(indices, repeated), own)
         listed: list[tuple[Any, Spec]] = []
-        if exact is not None:
+        if inner.exact:
             listed.append((exact, exact_spec(len(exact))))
         if indices is not None and not repeated:
-            classes = None if shared is None else shared.of(layout, tensors)
-            listed.append((indices, index_spec(len(indices), known.size, classes)))
-        params, (streams, parts) = quantizer.params(), values
-        listed += zip(streams, quantizer.specs(params, parts), strict=True)
+            classes = None if shared is None else shared.of(layout, inner.exact)
+            listed.append((indices, index_spec(len(indices), inner.layout.size, classes)))
+        listed += zip(streams, quantizer.specs(parts), strict=True)
         if raw is not None:
             listed.append((raw, Spec(Kind.BYTES, raw.dtype, raw.size)))
+        params = quantizer.params()
         head += b"".join(map(varint, (len(params), *params)))
         bodies = [self._coded(array, spec) for array, spec in listed]
-        return assemble(head, bodies, layout, shared)
+        decoded = quantizer.decode(streams, parts) if self.feedback else None
+        return assemble(head, bodies, layout, shared), decoded
 
     def _coded(self, array: Any, spec: Spec) -> Body:
         """Return a stream as a payload holds it: coded, if this makes it smaller."""

@@ -15,7 +15,7 @@ from .base import (
     Spec,
     TensorSlices,
     Vector,
-    is_finite,
+    expect_finite,
     quiet,
 )
 from .batchnorm import exact_tensors, runs, separate
@@ -237,8 +237,7 @@ def _exact(parsed: Parsed, count: int) -> Vector:
     values: Vector = unpack(  # type: ignore[assignment]
         parsed.coder, parsed.bodies[0], exact_spec(count)
     )
-    if not is_finite(values):
-        raise PayloadError("payload holds NaN or infinity")
+    expect_finite(values)
     return values
 
 
@@ -266,11 +265,11 @@ def _trained(
         indices = _check_indices(unpack(parsed.coder, bodies[0], spec), layout.size)
         bodies = bodies[1:]
     parts = parts_of(indices, layout)
-    specs = parsed.quantizer.expected_specs(parsed.params, parts)
+    specs = parsed.quantizer.specs(parts)
     if len(bodies) != len(specs):
         raise PayloadError(f"payload holds {len(bodies)} streams of values, not {len(specs)}")
     streams = [unpack(parsed.coder, *pair) for pair in zip(bodies, specs, strict=True)]
-    return indices, parsed.quantizer.decode(parsed.params, streams, parts)
+    return indices, parsed.quantizer.decode(streams, parts)
 
 
 def exact_spec(count: int) -> Spec:

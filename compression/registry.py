@@ -4,10 +4,10 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TypeVar, get_type_hints
 
-from .base import PRIVATE, Coder, Method, PayloadError, Quantizer, Sparsifier
+from .base import PRIVATE, Coder, Method, Params, PayloadError, Quantizer, Sparsifier
 
 STAGES: dict[str, type[Method]] = {
     "sparsifier": Sparsifier,
@@ -73,12 +73,6 @@ def register(stage: str) -> Callable[[M], M]:
     return add
 
 
-def unregister(stage: str, name: str) -> None:
-    """Remove a method; raises KeyError if there is none of this name."""
-    del _registered[stage][name]
-    by_id.cache_clear()
-
-
 def _place_of(cls: type[Method]) -> tuple[str, str]:
     return cls.__module__, cls.__qualname__
 
@@ -106,6 +100,18 @@ def by_id(stage: str, number: int) -> type[Method]:
         if cls.id == number:
             return cls
     raise PayloadError(f"payload needs {stage} {number}, which this version does not have")
+
+
+@lru_cache(maxsize=64)
+def quantizer_of(kind: type[Quantizer], params: Params) -> Quantizer:
+    """Return the quantizer with these untrusted ``params()``; raises PayloadError without one."""
+    try:
+        found = kind.of_params(params)
+        if found.params() == params:
+            return found
+    except (TypeError, ValueError, IndexError):
+        pass
+    raise PayloadError(f"payload holds the parameters {params}: {kind.name} has no such")
 
 
 def options_of(cls: type[Method]) -> dict[str, type]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from .validation import bounded, expect_bounds
 
 
 @dataclass
@@ -27,15 +28,13 @@ class Screening:
     (`StatisticsScreen`). Raises `ValueError` for factors below 1.
     """
 
-    refuse: float | None = 100.0
-    statistics: float | None = 5.0
-    clip: float | None = None
-    weight: float | None = 10.0
+    refuse: float | None = bounded(100.0, at_least=1)
+    statistics: float | None = bounded(5.0, at_least=1)
+    clip: float | None = bounded(None, at_least=1)
+    weight: float | None = bounded(10.0, at_least=1)
     equal: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("refuse", "statistics", "clip", "weight"):
-            factor = getattr(self, name)
-            number = type(factor) in (int, float) and 1 <= factor < math.inf
-            if factor is not None and not number:
-                raise ValueError(f"screen.{name} must be a number of at least 1, not {factor!r}")
+        for each in fields(self):
+            if (value := getattr(self, each.name)) is not None:
+                expect_bounds(f"screen.{each.name}", value, each.metadata)

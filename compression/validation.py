@@ -1,13 +1,21 @@
 """Checks values that Python code passes to compression methods, with errors of one line."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import field
+from operator import ge, gt, le, lt
 from typing import Any
 
 if __name__.partition(".")[0] == "compression":  # only the path knows this folder
     raise ImportError("compression is called edgewire.compression now", name=__name__)
 FOREVER = 1e9  # seconds; a timeout of FOREVER or more means no timeout
-BOUNDS = {"at_least", "at_most", "below", "above", "one_of"}  # of an option, see `bounded`
+LARGEST = (1 << 63) - 1  # the largest integer that libraries accept
+SIDES = (
+    ("at_least", "of at least", le),
+    ("above", "above", lt),
+    ("at_most", "at most", ge),
+    ("below", "below", gt),
+)
 
 
 def bounded(default: Any, **bounds: Any) -> Any:
@@ -19,24 +27,21 @@ def bounded(default: Any, **bounds: Any) -> Any:
     return field(default=default, metadata=bounds)
 
 
-def expect_bounds(method: str, option: str, value: Any, **bounds: Any) -> None:
-    """Raise ValueError if an option's value is NaN, infinite or outside its bounds (`bounded`)."""
-    low = bounds.get("above", bounds.get("at_least", 0))
-    high = bounds.get("below", bounds.get("at_most", math.inf))
-    if "one_of" in bounds:
-        fits, said = value in bounds["one_of"], " or ".join(map(str, bounds["one_of"]))
-    else:
-        ends = math.inf, bounds.get("above"), bounds.get("below")
-        fits, said = low <= value <= high and value not in ends, f"from {low:g} to {high:g}"
-        if high == math.inf:
-            said = f"at least {low:g}"
-        elif "above" in bounds:
-            said = f"above {low:g} and up to {high:g}"
-        elif "below" in bounds:
-            said = f"from {low:g} to below {high:g}"
-    if not fits:
-        given = repr(value) if "one_of" in bounds else f"{value:g}"
-        raise ValueError(f"option {option} of {method} must be {said}, not {given}")
+def expect_bounds(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
+    """Raise ValueError for a value outside the bounds of `bounded`; `name`: of the option.
+
+    NaN and infinity are outside of any bound, and an integer of more than 63 bits always is.
+    """
+    if "one_of" in bounds and value not in bounds["one_of"]:
+        allowed = ", ".join(map(str, bounds["one_of"]))
+        raise ValueError(f"{name} must be one of {allowed}, not {value!r}")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    sides = [(words, bounds[side], fits) for side, words, fits in SIDES if side in bounds]
+    if sides and not (number and value < math.inf and all(f(b, value) for _, b, f in sides)):
+        said = " and ".join(f"{words} {bound}" for words, bound, _ in sides)
+        raise ValueError(f"{name} must be a number {said}, not {value!r}")
+    if isinstance(value, int) and value > LARGEST:
+        raise ValueError(f"{name} must be below {LARGEST + 1}, not {value}")
 
 
 def expect_kinds(**options: tuple[object, type]) -> None:

@@ -14,7 +14,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from .base import Array, Buffer, Coder, Indices, PayloadError, Quantizer, Sparsifier, Spec
 from .coders.shared_context import SharedContext
 from .layout import Layout
-from .registry import by_id
+from .registry import STAGES, by_id, quantizer_of
 from .wire_header import (
     MAX_TENSORS,
     Reader,
@@ -70,14 +70,13 @@ class Parsed(NamedTuple):
     """A payload whose checksum and lengths were checked; its streams are still coded."""
 
     sparsifier: type[Sparsifier]
-    quantizer: type[Quantizer]
+    quantizer: Quantizer
     coder: type[Coder]
     layout: Layout  # of the float32 vector
     own: tuple[Declared, ...]  # tensors in their own dtype, which are not in the vector
     exact: tuple[int, ...]  # positions of the vector's tensors that the payload holds exactly
     selected: int | None  # number of indices; None: every coordinate is present
     repeated: int | None  # digest of the last payload's indices, if this payload repeats them
-    params: tuple[int, ...]
     bodies: list[Body]
     short: bool  # whether the checksum covers the context
 
@@ -193,7 +192,6 @@ def parse(
     if not own_payload and _checksum([view], form, vector, context) != checksum:
         what = "damaged" if form is _LONG else "damaged, or for another model or another context"
         raise PayloadError(f"payload is {what}: its checksum does not match")
-    sparsifier, quantizer, coder = view[form.ids]
     flags = view[form.flags] ^ form.mark
     if flags & ~(NAMED | EXACT | OWN):
         raise PayloadError(f"payload has unknown flags {flags:#x}")
@@ -209,16 +207,18 @@ def parse(
     exactly = _read_exact(reader, len(vector)) if flags & EXACT else ()
     if exact is not None and exactly != exact:
         raise PayloadError("payload holds other exact tensors than this method sends")
+    sparsifier, quantizer, coder = map(by_id, STAGES, view[form.ids])
+    selection, params = _read_selection(reader, vector), _read_numbers(reader)
+    bodies = _read_bodies(reader, form)
     return Parsed(
-        by_id("sparsifier", sparsifier),  # type: ignore[arg-type]
-        by_id("quantizer", quantizer),  # type: ignore[arg-type]
-        by_id("coder", coder),  # type: ignore[arg-type]
+        sparsifier,  # type: ignore[arg-type]
+        quantizer_of(quantizer, params),
+        coder,  # type: ignore[arg-type]
         vector,
         there,
         exactly,
-        *_read_selection(reader, vector),
-        _read_numbers(reader),
-        _read_bodies(reader, form),
+        *selection,
+        bodies,
         form is _SHORT,
     )
 

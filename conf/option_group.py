@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import fields
-from operator import ge, le, lt
 from typing import Any
 
 from edgewire.compression.validation import bounded as bounded
-
-LARGEST = (1 << 63) - 1  # the largest integer that libraries accept
-SIDES = (("at_least", "of at least", le), ("above", "above", lt), ("at_most", "of at most", ge))
+from edgewire.compression.validation import expect_bounds
 
 
 def expect_within_bounds(prefix: str, node: Any) -> None:
@@ -20,20 +16,10 @@ def expect_within_bounds(prefix: str, node: Any) -> None:
     has it. Beside the bounds of `bounded` there is `or_a`: a class whose objects are allowed, too.
     """
     for entry in fields(node):
-        key, value, bounds = prefix + entry.name, getattr(node, entry.name), entry.metadata
-        if value is None and "None" in str(entry.type):
-            continue
-        if isinstance(value, bounds.get("or_a", ())):
-            continue
-        if "one_of" in bounds and value not in bounds["one_of"]:
-            raise ValueError(f"{key} must be one of {', '.join(bounds['one_of'])}, not {value}")
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        for name, words, fits in SIDES:
-            if name in bounds and not (number and fits(bounds[name], value) and value < math.inf):
-                raise ValueError(f"{key} must be a number {words} {bounds[name]:g}, not {value!r}")
-        below = bounds.get("below", LARGEST + 1 if isinstance(value, int) else math.inf)
-        if number and not value < below:
-            raise ValueError(f"{key} must be below {below}, not {value}")
+        value, bounds = getattr(node, entry.name), entry.metadata
+        unset = value is None and "None" in str(entry.type)
+        if not unset and not isinstance(value, bounds.get("or_a", ())):
+            expect_bounds(prefix + entry.name, value, bounds)
 
 
 class OptionGroup:

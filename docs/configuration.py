@@ -157,13 +157,15 @@ def _stages() -> list[str]:
 
 def _accepted(schema: type, field: Field[Any]) -> str:
     """Return the accepted values, from the error message for a value that the class refuses."""
+    if "one_of" in field.metadata:
+        return " or ".join(map(str, field.metadata["one_of"]))
     kind = get_type_hints(schema)[field.name]
     optional = get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind)
     plain = [each for each in (get_args(kind) if optional else (kind,)) if each in ABSURD]
     try:
         schema(**{field.name: ABSURD[plain[0]]})
     except ValueError as refusal:
-        if found := re.search(r" must be (.*), not ", str(refusal)):
+        if found := re.search(r" must be (?:a number (?:of )?)?(.*), not ", str(refusal)):
             return f"null or {found[1]}" if optional else found[1]
     except (IndexError, TypeError):
         pass

@@ -232,7 +232,7 @@ class Rounds(Server):
         made: dict[int, Message] = {}
         for plan, nodes in alike.items():
             orders = TrainConfig(lr, number, most_steps=plan.steps).config()
-            factor = None if plan.density_factor == 1 else plan.density_factor
+            factor = None if plan.density_factor == 1 else float(plan.density_factor)
             planned = header._replace(density_factor=factor, more_bits=plan.more_bits or None)
             sent = self.session.messages(
                 nodes, STEP_MESSAGE, orders, planned, self.reported.natives

@@ -20,6 +20,7 @@ ConfigRecord. All other arrays of a message do not change.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -52,7 +53,6 @@ FORMS: tuple[Form, ...] = (
     (_ORDERS, (HEADER, False, (*_TO_NODE, "checksum"))),
 )
 _NUMBERS = {form: NAMED + 1 + place for place, form in enumerate(FORMS)}
-_last: tuple[bytes, bytes] | None = None  # the carrier that was read last, and its payload
 Place = tuple[str, str, Array]  # an Array, with its record's name and its own
 _HALF, _SINGLE, _DOUBLE = struct.Struct("<e"), struct.Struct("<f"), struct.Struct("<d")
 _LARGE = struct.Struct("<Q")
@@ -89,8 +89,7 @@ def restored(content: RecordDict) -> RecordDict:
     if place is not None:
         carrier = Reader(memoryview(place[2].data))
         data = carrier.take(carrier.varint())
-        payload = _payload_of(place[2].data, carrier.position)
-        content = _with_array(content, place, STYPE, payload)
+        content = _with_array(content, place, STYPE, place[2].data[carrier.position :])
         if _first(content, CARRIER) is not None:
             raise PayloadError("its compact records stand before two payloads")
         records = values_of(content)
@@ -103,18 +102,6 @@ def restored(content: RecordDict) -> RecordDict:
     else:
         return content
     return filled(RecordDict, {**records, **_read_records(data, records)})
-
-
-def _payload_of(carrier: bytes, start: int) -> bytes:
-    """Return the payload from `start` on in the bytes of a carrier.
-
-    Nodes of a process that get one carrier get one payload, so that they share what they decode
-    from it (`NodeReplica`).
-    """
-    global _last
-    if _last is None or _last[0] is not carrier:
-        _last = carrier, carrier[start:]
-    return _last[1]
 
 
 def _written_records(records: dict[str, Any]) -> bytes:
@@ -138,22 +125,24 @@ def _read_records(data: memoryview, beside: dict[str, Any]) -> dict[str, Any]:
     if not 0 <= number <= len(FORMS):
         raise PayloadError("its compact records have a format of another release")
     records = dict[str, Any]()
-    if number:
-        for name, metric, keys in FORMS[number - 1]:
-            records[name] = _filled(metric, {key: _value(reader) for key in keys})
-        if reader.position < len(reader.view) or not records.keys().isdisjoint(beside):
-            raise PayloadError("its compact records hold a name twice, or go on after the last")
-        return records
+    for name, metric, keys in FORMS[number - 1] if number else _read_names(reader):
+        values = {key or _name(reader): _value(reader) for key in keys}
+        if name in records or name in beside or len(values) < len(keys):
+            raise PayloadError("its compact records hold a name twice")
+        records[name] = _filled(metric, values)
+    if reader.position < len(reader.view):
+        raise PayloadError("its compact records go on after the last")
+    return records
+
+
+def _read_names(reader: Reader) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
+    """Read each record's name and kind; the keys, here "", stand before the values."""
     while reader.position < len(reader.view):
         name = _name(reader)
         count, kind = divmod(reader.varint(), 2)
         if count > len(reader.view) - reader.position:
             raise PayloadError("its compact records end within a record")
-        values = {_name(reader): _value(reader) for _ in range(count)}
-        if name in records or name in beside or len(values) < count:
-            raise PayloadError("its compact records hold a name twice")
-        records[name] = _filled(bool(kind), values)
-    return records
+        yield name, bool(kind), ("",) * count
 
 
 def _filled(metric: bool, values: dict[str, Any]) -> ConfigRecord | MetricRecord:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -181,17 +181,9 @@ def trains(message: Message) -> bool:
 
 
 def written(header: DownlinkHeader | UplinkHeader) -> ConfigRecord:
-    """Return a ConfigRecord with a header's fields, except those that are None.
-
-    An integer in a field for floats, such as a rate of 1, is written as a float, as nodes expect.
-    """
+    """Return a ConfigRecord with a header's fields, except those that are None."""
     pairs = zip(header._fields, header, strict=True)
-    said: dict[str, Any] = {key: value for key, value in pairs if value is not None}
-    floats = FLOATS[type(header)]
-    for key in floats & said.keys():
-        value = said[key]
-        said[key] = [*map(float, value)] if isinstance(value, list) else float(value)
-    return filled(ConfigRecord, said)
+    return filled(ConfigRecord, {key: value for key, value in pairs if value is not None})
 
 
 def read(content: RecordDict, kind: type[N]) -> N:
@@ -205,21 +197,12 @@ def read(content: RecordDict, kind: type[N]) -> N:
         return kind()
     if not isinstance(record, ConfigRecord):
         raise PayloadError(f"the record {HEADER!r} must be a ConfigRecord")
-    last = _last.get(kind)
-    if last is not None and last[0] is record:
-        return cast(N, last[1])
     types = TYPES[kind]
     said = values_of(record)
     for key, value in said.items():
         if key not in types or not types[key](value):
             raise PayloadError(f"the record {HEADER!r} holds {brief(value)} as {key[:40]}")
-    header = kind(**said)
-    _last[kind] = record, header
-    return header
-
-
-# The record of each kind that was read last, and its header: nodes of a process get one record.
-_last: dict[type, tuple[ConfigRecord, DownlinkHeader | UplinkHeader]] = {}
+    return kind(**said)
 
 
 def _number(value: Any) -> bool:
@@ -234,10 +217,6 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "list[float]": lambda value: type(value) is list and {*map(type, value)} <= {float},
     "list[int]": lambda value: type(value) is list and all(map(_number, value)),
     "list[str]": lambda value: type(value) is list and {*map(type, value)} <= {str},
-}
-FLOATS = {
-    kind: {key for key, said in kind.__annotations__.items() if "float" in str(said)}
-    for kind in (DownlinkHeader, UplinkHeader)
 }
 TYPES: dict[type[DownlinkHeader] | type[UplinkHeader], dict[str, Callable[[Any], bool]]] = {
     kind: {

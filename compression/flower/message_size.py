@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from ..base import PayloadError
+from ..wire_header import Reader
 
 PLAIN = "numpy.ndarray"  # `stype` of Flower's own Arrays; Arrays with another stype hold payloads
 # `stype` of an Array with compact records before a payload: their length, the records, the payload.
 CARRIER = "edgewire.records+payload"
-_SIZE = "_edgewire_size"  # an attribute of a reply: its content, a header's name, their `Size`
 _FIXED = (float, bool)  # values of one length
 FEW = 64  # up to this length it is cheaper to read a list's values than to serialise the record
 # The most cached lengths; the most characters in all names of a record with a cached length.
@@ -33,21 +35,6 @@ def size_of(content: RecordDict) -> int:
     return measured(content, "")[2]
 
 
-def measured_reply(reply: Message, header: str) -> Size:
-    """Return `measured` of a reply's content, which must not change between the calls.
-
-    The grid, the node log and the session each count its bytes, so the size is kept in the message.
-    """
-    content = reply.__dict__["_content"]
-    kept = reply.__dict__.get(_SIZE)
-    if kept is not None and kept[0] is content and kept[1] == header:
-        size: Size = kept[2]
-        return size
-    size = measured(content, header)
-    reply.__dict__[_SIZE] = content, header, size
-    return size
-
-
 def measured(content: RecordDict, header: str) -> Size:
     """Return the bytes of a content's payloads, of its record `header`, and of all its records."""
     payloads = noted = whole = 0
@@ -68,13 +55,11 @@ def measured(content: RecordDict, header: str) -> Size:
 
 def _before_payload(data: bytes) -> int:
     """Return how many bytes of a carrier stand before its payload, at most all of them."""
-    length = shift = 0
-    for place, byte in enumerate(data[:9]):
-        length |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            return min(place + 1 + length, len(data))
-    return len(data)
+    reader = Reader(memoryview(data))
+    try:
+        return min(reader.varint() + reader.position, len(data))
+    except PayloadError:
+        return len(data)
 
 
 def record_bytes(record: ConfigRecord | MetricRecord) -> int:

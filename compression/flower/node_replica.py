@@ -152,7 +152,8 @@ class NodeReplica:
         if self._made is not None and self._made.checksum == header.checksum:
             vector = self._made.vector
         else:
-            vector = widened(update.model_from(narrowed(here[MODEL], form, ties)), form, ties)
+            before = narrowed(Model(here[MODEL]), form, ties).vector
+            vector = widened(update.model_from(before), form, ties)
         later = None if context is None else recorded(context.activity, update.indices)
         vector, context = self._kept_version(vector, header, state, later)
         return Followed(form, Model(vector, own), ties=ties, context=context)
@@ -162,9 +163,9 @@ class NodeReplica:
     ) -> tuple[TensorSplit, Update]:
         """Decode a payload of up to `most` entries; return how it splits the model, and its update.
 
-        Nodes that get the same bytes object share the decoded arrays.
+        Nodes that get the same bytes share the decoded arrays.
         """
-        if self._last is None or self._last[0] is not payload:
+        if self._last is None or self._last[0] != payload:
             if self._layout is None:
                 form = form_as_declared(*declared(payload))
                 expect_room(form, most)
@@ -268,11 +269,11 @@ class NodeReplica:
     def _start(self, arrays: ArrayRecord, header: DownlinkHeader) -> Replica:
         """Return a replica from a message that holds the whole model and the optimiser's state.
 
-        All nodes that get the same bytes object share the replica.
+        All nodes that get the same bytes share the replica.
         """
         payload, last = arrays[MODEL].data, self._snapshot
         # Other nodes may have taken steps with the last replica.
-        if last is None or last[0] is not payload or last[1].version != header.version:
+        if last is None or last[0] != payload or last[1].version != header.version:
             model = decode_update(payload, self._layout)
             trained = trained_entries(model.layout)
             made: Arrays = {VERSION: np.array([header.version], dtype=np.int64)}

@@ -100,24 +100,19 @@ def without(form: TensorSplit, ties: Ties) -> TensorSplit:
     return _cut(form, ties).form if ties else form
 
 
-def narrowed(vector: Vector, form: TensorSplit, ties: Ties) -> Vector:
-    """Return a model's vector without the tensors that are copies of another tensor."""
-    cut = _cut(form, ties)
-    return cut.vector.gather(vector) if cut.sources else vector
-
-
-def narrowed_model(model: Model, form: TensorSplit, ties: Ties) -> Model:
+def narrowed(model: Model, form: TensorSplit, ties: Ties) -> Model:
     """Return a model without the tensors that are copies of another tensor."""
     if not ties:
         return model
-    number = {place: each for each, place in enumerate(_cut(form, ties).places)}
+    cut = _cut(form, ties)
+    number = {place: each for each, place in enumerate(cut.places)}
     own = [each for each in model.own if each.position in number]
     left = tuple(each._replace(position=number[each.position]) for each in own)
-    return Model(narrowed(model.vector, form, ties), left)
+    return Model(cut.vector.gather(model.vector), left)
 
 
 def widened(vector: Vector, form: TensorSplit, ties: Ties) -> Vector:
-    """Undo `narrowed`: return a model's vector with the copies of tensors restored."""
+    """Restore copies of tensors in a model's vector."""
     cut = _cut(form, ties)
     if not cut.sources:
         return vector
@@ -137,7 +132,7 @@ def widened_own(
 
 
 def widened_model(model: Model, form: TensorSplit, ties: Ties) -> Model:
-    """Undo `narrowed_model`: return a model with the copies of tensors restored."""
+    """Undo `narrowed`: return a model with the copies of tensors restored."""
     return Model(widened(model.vector, form, ties), widened_own(model.own, form, ties))
 
 

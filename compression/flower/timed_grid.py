@@ -141,6 +141,8 @@ class GridWrapper(_Forwarding):
     """
 
     _grid: TimedGrid
+    now: Any = property(attrgetter("_grid.now"))
+    next_change: Any = property(attrgetter("_grid.next_change"))
     virtual_seconds: Any = property(attrgetter("_grid.virtual_seconds"))
     comparison: Any = property(attrgetter("_grid.comparison"))
     get_node_ids = _forwarded(TimedGrid.get_node_ids)
@@ -151,16 +153,6 @@ class GridWrapper(_Forwarding):
 
     def __init__(self, grid: Grid) -> None:
         self._grid = timed(grid)
-
-    @property
-    def now(self) -> float:
-        """The wrapped grid's time in seconds, virtual or real."""
-        return self._grid.now
-
-    @property
-    def next_change(self) -> float | None:
-        """The moment at which the wrapped grid's next node appears (`TimedGrid`)."""
-        return self._grid.next_change
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies that have arrived."""

@@ -6,18 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import (
-    Kind,
-    Memory,
-    Params,
-    PayloadError,
-    Quantizer,
-    Rng,
-    Spec,
-    Streams,
-    TensorSlices,
-    Vector,
-)
+from ..base import Kind, PayloadError, Quantizer, Spec, StepContext, Streams, TensorSlices, Vector
 from ..registry import register
 from .scaling import BLOCK, widen
 
@@ -40,7 +29,7 @@ class BFloat16(Quantizer):
     id: ClassVar[int] = 3
     keeps_norm: ClassVar[bool] = True
 
-    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
+    def encode(self, values: Vector, parts: TensorSlices, step: StepContext) -> Streams:
         """Round the values and return their upper 16 bits.
 
         A value that rounds to infinity becomes the largest finite number instead.
@@ -61,13 +50,11 @@ class BFloat16(Quantizer):
                 found[found & 0x7FFF > _LARGEST] -= 1
         return (halves,)
 
-    @classmethod
-    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of the only stream: 16 bits per value."""
         return (Spec(Kind.FLOATS, _U2, int(parts.segments[-1])),)
 
-    @classmethod
-    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
+    def decode(self, streams: Streams, parts: TensorSlices) -> Vector:
         """Return float32 with these upper 16 bits; raises PayloadError for NaN and infinity."""
         halves = streams[0]
         values = np.empty(len(halves), dtype=np.float32)

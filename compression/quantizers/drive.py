@@ -42,6 +42,7 @@ class Drive(RotatedQuantizer):
     name: ClassVar[str] = "drive"
     id: ClassVar[int] = 9
     top: ClassVar[int] = 1
+    bits = 1
 
     scale: str = bounded("unbiased", one_of=SCALES)
 
@@ -65,7 +66,6 @@ class Drive(RotatedQuantizer):
             scales *= squares / np.maximum(totals, 1)  # below 1 only if all values are 0
         return np.minimum(scales, MOST)
 
-    @classmethod
-    def unpack(cls, batch: Batch, planes: Sequence[NDArray[np.uint8]]) -> None:
+    def unpack(self, batch: Batch, planes: Sequence[NDArray[np.uint8]]) -> None:
         """Write the signs of a batch's entries to ``batch.work``."""
         as_signs(planes[0][batch.bits], batch.work)

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Bounds, Params, Vector
+from ..base import Bounds, Vector
 from ..registry import register
 from ..validation import bounded
 from .rotation import MOST, SCALES, Batch, Rotated, RotatedQuantizer
@@ -48,14 +48,11 @@ class Eden(RotatedQuantizer):
 
     name: ClassVar[str] = "eden"
     id: ClassVar[int] = 11
+    sent_options: ClassVar[int] = 1
     top: ClassVar[int] = 4 * UNIT  # above the largest level
 
     bits: int = bounded(2, at_least=1, at_most=len(_LEVELS))
     scale: str = bounded("unbiased", one_of=SCALES)
-
-    def params(self) -> Params:
-        """Return the number that the decoder needs: bits per value."""
-        return (self.bits,)
 
     def finer(self, bits: int) -> Self:
         """Return this method with up to ``bits`` bits per value more, at most 4 in all."""
@@ -91,8 +88,7 @@ class Eden(RotatedQuantizer):
             scales *= squares / np.where(products > 0, products, 1)  # 0 only if all values are 0
         return np.clip(scales, 0, MOST)
 
-    @classmethod
-    def unpack(cls, batch: Batch, planes: Sequence[NDArray[np.uint8]]) -> None:
+    def unpack(self, batch: Batch, planes: Sequence[NDArray[np.uint8]]) -> None:
         """Write the levels of a batch's entries to ``batch.work``."""
         numbers = np.zeros(batch.work.size, dtype=np.uint8)
         for bit, plane in enumerate(planes):

@@ -40,8 +40,7 @@ class Float16(ScaledQuantizer):
             scales.fill(common)
         return scales
 
-    @classmethod
-    def checked(cls, levels: NDArray[Any], parts: TensorSlices) -> NDArray[Any]:
+    def checked(self, levels: NDArray[Any], parts: TensorSlices) -> NDArray[Any]:
         """Return the values; raise PayloadError for float16 outside [-1, 1]."""
         for block in blocks(parts.segments):
             if (levels[block.whole].view("<u2") & 0x7FFF).max() > _ONE:

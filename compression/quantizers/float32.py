@@ -5,19 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import (
-    Kind,
-    Memory,
-    Params,
-    PayloadError,
-    Quantizer,
-    Rng,
-    Spec,
-    Streams,
-    TensorSlices,
-    Vector,
-    is_finite,
-)
+from ..base import Kind, Quantizer, Spec, StepContext, Streams, TensorSlices, Vector, expect_finite
 from ..registry import register
 from .scaling import F4
 
@@ -32,19 +20,16 @@ class Float32(Quantizer):
     keeps_norm: ClassVar[bool] = True
     exact: ClassVar[bool] = True
 
-    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
+    def encode(self, values: Vector, parts: TensorSlices, step: StepContext) -> Streams:
         """Return the values as the only stream, unchanged."""
         return (values.astype(F4, copy=False),)
 
-    @classmethod
-    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of the only stream: one float32 per value."""
         return (Spec(Kind.FLOATS, F4, int(parts.segments[-1])),)
 
-    @classmethod
-    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
+    def decode(self, streams: Streams, parts: TensorSlices) -> Vector:
         """Return the only stream, the values; raises PayloadError for NaN or infinity."""
         values: Vector = streams[0].astype(np.float32, copy=False)
-        if not is_finite(values):
-            raise PayloadError("payload holds NaN or infinity")
+        expect_finite(values)
         return values

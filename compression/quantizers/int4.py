@@ -6,18 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import (
-    Kind,
-    Memory,
-    Params,
-    PayloadError,
-    Quantizer,
-    Rng,
-    Spec,
-    Streams,
-    TensorSlices,
-    Vector,
-)
+from ..base import Kind, PayloadError, Quantizer, Spec, StepContext, Streams, TensorSlices, Vector
 from ..registry import register
 from ..validation import bounded
 from . import buckets
@@ -44,14 +33,11 @@ class Int4(Quantizer):
 
     name: ClassVar[str] = "int4"
     id: ClassVar[int] = 4
+    sent_options: ClassVar[int] = 1
 
     block: int = bounded(64, at_least=buckets.SMALLEST, at_most=buckets.LARGEST)
 
-    def params(self) -> Params:
-        """Return the number that the decoder needs: values per block."""
-        return (self.block,)
-
-    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
+    def encode(self, values: Vector, parts: TensorSlices, step: StepContext) -> Streams:
         """Divide values by their block's scale, round half to even, and pack two levels per byte.
 
         The values are processed in groups of blocks that fit into the cache.
@@ -72,14 +58,12 @@ class Int4(Quantizer):
             part[:] = _pack(levels[: 2 * len(part)])
         return halves, packed
 
-    @classmethod
-    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: one scale per block, one byte for two values."""
-        scales = Spec(Kind.FLOATS, _U2, buckets.count(parts, params[0]))
+        scales = Spec(Kind.FLOATS, _U2, buckets.count(parts, self.block))
         return scales, Spec(Kind.LEVELS, U1, -(-int(parts.segments[-1]) // 2), 256)
 
-    @classmethod
-    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
+    def decode(self, streams: Streams, parts: TensorSlices) -> Vector:
         """Multiply each level by its block's scale.
 
         Raises PayloadError for the level -8, for padding other than 0, for negative scales, and for
@@ -91,12 +75,12 @@ class Int4(Quantizer):
             raise PayloadError("payload holds a scale that is negative or not finite")
         check_padding(packed, len(values), 4)
         scales = widen(halves)
-        for here, which in buckets.chunks(len(values), params[0]):
+        for here, which in buckets.chunks(len(values), self.block):
             levels = _unpack(packed[here.start // 2 : -(-here.stop // 2)])
             if levels.min() < -_LEVELS:
                 raise PayloadError("payload holds the int4 level -8, which is never sent")
             part = values[here]
-            buckets.multiply(levels[: len(part)], scales[which], params[0], part)
+            buckets.multiply(levels[: len(part)], scales[which], self.block, part)
         return values
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import PayloadError, Rng, TensorSlices, Vector
+from ..base import PayloadError, StepContext, TensorSlices, Vector
 from ..registry import register
 from .buckets import steps
 from .scaling import ScaledQuantizer, magnitudes
@@ -37,12 +37,11 @@ class Int8(ScaledQuantizer):
         """Return (T,) scales: x / scale rounds to at most 127, and 127 * scale is finite."""
         return steps(magnitudes(values, parts.segments), _LEVELS)
 
-    def round(self, scaled: Vector, rng: Rng, draws: Vector) -> None:
+    def round(self, scaled: Vector, step: StepContext, draws: Vector) -> None:
         """Round half to even, in place."""
         np.rint(scaled, out=scaled)
 
-    @classmethod
-    def checked(cls, levels: NDArray[Any], parts: TensorSlices) -> NDArray[Any]:
+    def checked(self, levels: NDArray[Any], parts: TensorSlices) -> NDArray[Any]:
         """Return the levels; raise PayloadError for the level -128."""
         if len(levels) and levels.min() < -_LEVELS:
             raise PayloadError("payload holds the int8 level -128, which is never sent")

@@ -9,18 +9,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from ..base import (
-    Kind,
-    Memory,
-    Params,
-    PayloadError,
-    Quantizer,
-    Rng,
-    Spec,
-    Streams,
-    TensorSlices,
-    Vector,
-)
+from ..base import Kind, PayloadError, Quantizer, Spec, StepContext, Streams, TensorSlices, Vector
 from ..registry import register
 from ..validation import bounded
 from .scaling import BLOCK, F4, U1, check_padding
@@ -52,18 +41,15 @@ class Lloyd(Quantizer):
     name: ClassVar[str] = "lloyd"
     id: ClassVar[int] = 10
     feedback: ClassVar[bool] = True
+    sent_options: ClassVar[int] = 1
 
     magnitudes: int = bounded(1, one_of=(1, 2, 4, 8))
-
-    def params(self) -> Params:
-        """Return the number that the decoder needs: how many sizes there are."""
-        return (self.magnitudes,)
 
     def finer(self, bits: int) -> Self:
         """Return this method with 2^``bits`` times as many sizes, at most 8."""
         return replace(self, magnitudes=min(self.magnitudes << min(bits, 3), 8))
 
-    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
+    def encode(self, values: Vector, parts: TensorSlices, step: StepContext) -> Streams:
         """Return the sizes, the signs, and the bits of each value's number of a size.
 
         The values are processed in blocks that fit into the cache.
@@ -90,14 +76,12 @@ class Lloyd(Quantizer):
         sizes = np.maximum.accumulate(means).astype(F4)
         return sizes, signs, *planes
 
-    @classmethod
-    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: the sizes, and one byte for eight bits."""
         bits = Spec(Kind.LEVELS, U1, -(-int(parts.segments[-1]) // 8), 256)
-        return Spec(Kind.FLOATS, F4, params[0]), *[bits] * (1 + _planes(params[0]))
+        return Spec(Kind.FLOATS, F4, self.magnitudes), *[bits] * (1 + _planes(self.magnitudes))
 
-    @classmethod
-    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
+    def decode(self, streams: Streams, parts: TensorSlices) -> Vector:
         """Return the size of each value with its sign.
 
         Raises PayloadError for sizes that are negative, decreasing or not finite, and for padding

@@ -3,23 +3,11 @@
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..base import (
-    Kind,
-    Memory,
-    Params,
-    PayloadError,
-    Quantizer,
-    Rng,
-    Spec,
-    Streams,
-    TensorSlices,
-    Vector,
-    is_finite,
-)
+from ..base import Kind, PayloadError, Quantizer, Spec, StepContext, Streams, TensorSlices, Vector
 from ..layout import Layout
 from ..registry import register
 from ..validation import bounded
@@ -62,22 +50,19 @@ class PowerSgd(Quantizer):
     name: ClassVar[str] = "powersgd"
     id: ClassVar[int] = 8
     feedback: ClassVar[bool] = True
+    sent_options: ClassVar[int] = 1
 
     rank: int = bounded(2, at_least=1, at_most=64)
-
-    def params(self) -> Params:
-        """Return the number that the decoder needs, the rank."""
-        return (self.rank,)
 
     def memory_bytes(self, layout: Layout) -> int:
         """Return the bytes of the matrices Q that a node stores, if all entries are sent."""
         return 4 * _plan(TensorSlices(layout.offsets, layout.shapes), self.rank).sizes[2]
 
-    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
+    def encode(self, values: Vector, parts: TensorSlices, step: StepContext) -> Streams:
         """Take one step of subspace iteration for each tensor; change the stored Q in place."""
         todo = _plan(parts, self.rank)
         scales, p, q, raw = (np.empty(size, dtype=F4) for size in todo.sizes)
-        start = _start({} if parts.shapes is None else memory, len(q), rng)
+        start = _start(step, len(q), kept=parts.shapes is not None)
         for number, matrix in enumerate(todo.matrices):
             m = _as_matrix(values[matrix.values], matrix)
             scales[number] = largest = abs(max(m.max(), -m.min()))
@@ -86,7 +71,7 @@ class PowerSgd(Quantizer):
                 m = m / (largest or np.float32(1))
                 largest = np.float32(1)
             here = start[matrix.q].reshape(matrix.cols, -1)
-            _revive(here, rng)
+            _revive(here, step)
             left, right = _iterate(m, here)
             right /= largest
             p[matrix.p], q[matrix.q] = left.reshape(-1), right.reshape(-1)
@@ -96,22 +81,20 @@ class PowerSgd(Quantizer):
             np.concatenate([values[piece] for piece in todo.raw], out=raw)
         return scales, p, q, raw
 
-    @classmethod
-    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: scales, all P, all Q, the uncompressed tensors."""
-        return tuple(Spec(Kind.FLOATS, F4, size) for size in _plan(parts, params[0]).sizes)
+        return tuple(Spec(Kind.FLOATS, F4, size) for size in _plan(parts, self.rank).sizes)
 
-    @classmethod
-    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
+    def decode(self, streams: Streams, parts: TensorSlices) -> Vector:
         """Compute scale P Q^T for each tensor, clipped to finite float32 values.
 
         Raises PayloadError if P or Q has larger entries than the encoder makes.
         """
         scales, p, q, raw = streams
         check_scales(scales, 1)
-        if not (_within(p, _MOST_P) and _within(q, _MOST_Q) and is_finite(raw)):
+        if not (_within(p, _MOST_P) and _within(q, _MOST_Q) and _within(raw, _MOST)):
             raise PayloadError("payload holds numbers that are too large or not finite")
-        todo = _plan(parts, params[0])
+        todo = _plan(parts, self.rank)
         values = np.empty(int(parts.segments[-1]), dtype=np.float32)
         for matrix, scale in zip(todo.matrices, scales.tolist(), strict=True):
             left, right = p[matrix.p].reshape(matrix.rows, -1), q[matrix.q].reshape(matrix.cols, -1)
@@ -124,12 +107,16 @@ class PowerSgd(Quantizer):
         return values
 
 
-def _start(memory: Memory, size: int, rng: Rng) -> Vector:
-    """Return the stored matrices Q of all tensors, (size,) float32, or new ones (Gaussian)."""
-    kept = memory.get(_MEMORY)
-    if kept is None or kept.shape != (size,) or kept.dtype != np.float32:
-        kept = memory[_MEMORY] = rng.generator.standard_normal(size, dtype=np.float32)
-    return cast(Vector, kept)
+def _start(step: StepContext, size: int, *, kept: bool) -> Vector:
+    """Return the stored matrices Q of all tensors, (size,) float32, or new ones (Gaussian).
+
+    `kept`: whether they are stored, and new ones are stored for the next step.
+    """
+    memory = step.memory if kept else {}
+    found = memory.get(_MEMORY)
+    if found is None or found.shape != (size,) or found.dtype != np.float32:
+        found = memory[_MEMORY] = step.generator.standard_normal(size, dtype=np.float32)
+    return found
 
 
 def _within(values: Vector, most: float) -> bool:
@@ -190,7 +177,7 @@ def _as_matrix(values: Vector, matrix: _Matrix) -> Vector:
     return values.reshape(matrix.rows, matrix.cols)
 
 
-def _revive(q: Vector, rng: Rng) -> None:
+def _revive(q: Vector, step: StepContext) -> None:
     """Replace columns of Q that are zero by random Gaussian columns, in place.
 
     If the rank of M is low, columns of Q become zero. They would stay zero, because M 0 = 0.
@@ -198,7 +185,7 @@ def _revive(q: Vector, rng: Rng) -> None:
     dead = ~q.any(axis=0)
     if dead.any():
         shape = (len(q), int(np.count_nonzero(dead)))
-        q[:, dead] = rng.generator.standard_normal(shape, dtype=np.float32)
+        q[:, dead] = step.generator.standard_normal(shape, dtype=np.float32)
 
 
 def _iterate(m: Vector, q: Vector) -> tuple[Vector, Vector]:

@@ -5,18 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import (
-    Kind,
-    Memory,
-    Params,
-    PayloadError,
-    Quantizer,
-    Rng,
-    Spec,
-    Streams,
-    TensorSlices,
-    Vector,
-)
+from ..base import Kind, PayloadError, Quantizer, Spec, StepContext, Streams, TensorSlices, Vector
 from ..registry import register
 from ..validation import bounded
 from . import buckets
@@ -44,16 +33,13 @@ class Qsgd(Quantizer):
 
     name: ClassVar[str] = "qsgd"
     id: ClassVar[int] = 5
+    sent_options: ClassVar[int] = 2
 
     levels: int = bounded(7, at_least=1, at_most=127)
     bucket: int = bounded(512, at_least=buckets.SMALLEST, at_most=buckets.LARGEST)
     norm: str = bounded("max", one_of=("max", "l2"))
 
-    def params(self) -> Params:
-        """Return the numbers that the decoder needs: levels, and values per bucket."""
-        return self.levels, self.bucket
-
-    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
+    def encode(self, values: Vector, parts: TensorSlices, step: StepContext) -> Streams:
         """Divide values by their bucket's scale, round at random, and convert to int8.
 
         The values are processed in groups of buckets that fit into the cache.
@@ -66,24 +52,22 @@ class Qsgd(Quantizer):
         draws = np.empty_like(work)
         for here, which in buckets.chunks(len(values), self.bucket):
             scaled = buckets.divide(values[here], scales[which], self.bucket, work)
-            round_by_chance(scaled, self.levels, rng.generator, draws[: len(scaled)])
+            round_by_chance(scaled, self.levels, step.generator, draws[: len(scaled)])
             np.copyto(levels[here], scaled, casting="unsafe")
         return scales.astype(F4, copy=False), levels
 
-    @classmethod
-    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: one scale per bucket, one int8 level per value."""
-        scales = Spec(Kind.FLOATS, F4, buckets.count(parts, params[1]))
+        scales = Spec(Kind.FLOATS, F4, buckets.count(parts, self.bucket))
         return scales, Spec(Kind.LEVELS, _I1, int(parts.segments[-1]))
 
-    @classmethod
-    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
+    def decode(self, streams: Streams, parts: TensorSlices) -> Vector:
         """Multiply each level by its bucket's scale.
 
         Raises PayloadError for levels whose magnitude exceeds the highest level, for negative
         scales, and for scales that are infinite when multiplied by the highest level.
         """
-        top, size = params
+        top, size = self.levels, self.bucket
         scales = streams[0].astype(np.float32, copy=False)
         levels = streams[1]
         check_scales(scales, top)

@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from ..base import (
     Bounds,
     Kind,
-    Memory,
-    Params,
     Quantizer,
-    Rng,
     Segments,
     Spec,
+    StepContext,
     Streams,
     TensorSlices,
     Vector,
@@ -181,48 +179,43 @@ class RotatedQuantizer(Quantizer):
 
     A level is an integer of a few bits. Streams: the seed, one uint64; C float32 scales; a stream
     for each bit of a level, d bits for a chunk of d padded values. ``top``: the largest level.
-    ``scale``: a field of each dataclass that derives from this class.
+    ``bits``: those of a level. ``scale``: a field of each dataclass that derives from this class.
     """
 
     top: ClassVar[int]
+    bits: int
     scale: str
 
     @abstractmethod
     def levels(self, rotated: Rotated, planes: Sequence[NDArray[np.uint8]]) -> Bounds:
         """Write the bits of a batch's levels to its part of ``planes``; return its (c,) scales."""
 
-    @classmethod
     @abstractmethod
-    def unpack(cls, batch: Batch, planes: Sequence[NDArray[np.uint8]]) -> None:
+    def unpack(self, batch: Batch, planes: Sequence[NDArray[np.uint8]]) -> None:
         """Write the levels of a batch, as float32, to ``batch.work``."""
 
-    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
+    def encode(self, values: Vector, parts: TensorSlices, step: StepContext) -> Streams:
         """Rotate the values with a new random seed; return the seed, the scales and the levels.
 
         The values are processed in batches that fit into the cache.
         """
-        seed, scales, *planes = (
-            np.empty(spec.size, spec.dtype) for spec in self.specs(self.params(), parts)
-        )
-        seed[:] = rng.generator.bit_generator.random_raw(1)
+        seed, scales, *planes = (np.empty(spec.size, spec.dtype) for spec in self.specs(parts))
+        seed[:] = step.generator.bit_generator.random_raw(1)
         signs = random_bits(int(seed[0]), len(planes[0]))
         for rotated in rotations(values, parts.segments, signs):
             scales[rotated.batch.chunks] = self.levels(rotated, planes)
         return seed, scales, *planes
 
-    @classmethod
-    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: seed, one scale per chunk, bits of padded values."""
-        bits = params[0] if params else 1
         chunks = size = 0
         for run in runs(parts.segments):
             chunks += run.chunks
             size += run.chunks * run.padded // 8
-        planes = [Spec(Kind.LEVELS, np.dtype("u1"), size, 256)] * bits
+        planes = [Spec(Kind.LEVELS, np.dtype("u1"), size, 256)] * self.bits
         return Spec(Kind.BYTES, np.dtype("<u8"), 1), Spec(Kind.FLOATS, F4, chunks), *planes
 
-    @classmethod
-    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
+    def decode(self, streams: Streams, parts: TensorSlices) -> Vector:
         """Rotate the levels of each chunk back and multiply by the chunk's scale.
 
         The rotated levels are integers, which are exact on any machine. Only the product with the
@@ -233,8 +226,8 @@ class RotatedQuantizer(Quantizer):
         signs = random_bits(int(seed[0]), len(planes[0]))
         values = np.empty(int(parts.segments[-1]), dtype=np.float32)
         for batch in batches(parts.segments):
-            cls.unpack(batch, planes)
+            self.unpack(batch, planes)
             rotate_back(batch, signs, scales, values)
-        if len(scales) and scales.max() > MOST / (CHUNK * cls.top):  # a sum of CHUNK levels
+        if len(scales) and scales.max() > MOST / (CHUNK * self.top):  # a sum of CHUNK levels
             np.clip(values, -MOST, MOST, out=values)
         return values

@@ -9,13 +9,11 @@ from numpy.typing import NDArray
 
 from ..base import (
     Kind,
-    Memory,
-    Params,
     PayloadError,
     Quantizer,
-    Rng,
     Segments,
     Spec,
+    StepContext,
     Streams,
     TensorSlices,
     Vector,
@@ -176,13 +174,13 @@ class ScaledQuantizer(Quantizer):
     def scales(self, values: Vector, parts: TensorSlices) -> Vector:
         """Return the scale of each tensor, (T,) float32."""
 
-    def round(self, scaled: Vector, rng: Rng, draws: Vector) -> None:
+    def round(self, scaled: Vector, step: StepContext, draws: Vector) -> None:
         """Round (m,) quotients to levels in place; ``draws``: (m,) float32, a temporary array.
 
         Here nothing is done: the conversion to ``dtype`` rounds them.
         """
 
-    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
+    def encode(self, values: Vector, parts: TensorSlices, step: StepContext) -> Streams:
         """Divide values by their tensor's scale, round them, and convert them to ``dtype``.
 
         The values are processed in blocks that fit into the cache.
@@ -193,28 +191,25 @@ class ScaledQuantizer(Quantizer):
         draws = np.empty_like(work)
         for block in blocks(parts.segments):
             scaled = divide(values, scales, block, work)
-            self.round(scaled, rng, draws[: len(scaled)])
+            self.round(scaled, step, draws[: len(scaled)])
             np.copyto(levels[block.whole], scaled, casting="unsafe")
         return scales.astype(F4, copy=False), levels
 
-    @classmethod
-    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: one scale per tensor, one level per value."""
         scales = Spec(Kind.FLOATS, F4, len(parts.segments) - 1)
-        return scales, Spec(cls.kind, cls.dtype, int(parts.segments[-1]))
+        return scales, Spec(self.kind, self.dtype, int(parts.segments[-1]))
 
-    @classmethod
-    def checked(cls, levels: NDArray[Any], parts: TensorSlices) -> NDArray[Any]:
+    def checked(self, levels: NDArray[Any], parts: TensorSlices) -> NDArray[Any]:
         """Return the (k,) levels in a stream; raise PayloadError for levels that are never sent."""
         return levels
 
-    @classmethod
-    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
+    def decode(self, streams: Streams, parts: TensorSlices) -> Vector:
         """Multiply each level by its tensor's scale.
 
         Raises PayloadError for scales that are negative, or not finite when multiplied by ``top``,
         and for levels that `encode` never makes.
         """
         scales = streams[0].astype(np.float32, copy=False)
-        check_scales(scales, cls.top)
-        return multiply(cls.checked(streams[1], parts), scales, parts.segments)
+        check_scales(scales, self.top)
+        return multiply(self.checked(streams[1], parts), scales, parts.segments)

@@ -6,29 +6,16 @@ The two means are those of the negative and of the other values of a tensor or c
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import (
-    Bounds,
-    Kind,
-    Memory,
-    Params,
-    PayloadError,
-    Quantizer,
-    Rng,
-    Spec,
-    Streams,
-    TensorSlices,
-    Vector,
-)
+from ..base import Kind, PayloadError, Quantizer, Spec, StepContext, Streams, TensorSlices, Vector
 from ..registry import register
 from ..validation import bounded
 from .scaling import BLOCK, F4, U1, check_padding
 
-_MODES = ("tensor", "column")
 _HUGE = np.finfo(np.float32).max
 _NARROW = 64  # the fewest values of a column; their bits take 8 bytes, as two float32 means do
 
@@ -53,19 +40,11 @@ class Sign(Quantizer):
     name: ClassVar[str] = "sign"
     id: ClassVar[int] = 7
     feedback: ClassVar[bool] = True
+    sent_options: ClassVar[int] = 1
 
-    means: str = bounded("tensor", one_of=_MODES)
+    means: str = bounded("tensor", one_of=("tensor", "column"))
 
-    def params(self) -> Params:
-        """Return the number for the decoder: 0 for means of tensors, 1 for means of columns."""
-        return (_MODES.index(self.means),)
-
-    @classmethod
-    def of_params(cls, params: Params) -> Self:
-        """Return a method with the kind of means that this number stands for."""
-        return cls(_MODES[params[0]])
-
-    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
+    def encode(self, values: Vector, parts: TensorSlices, step: StepContext) -> Streams:
         """Return the two means of each group (a tensor or a column), and the signs of the values.
 
         The values are processed in pieces that fit into the cache.
@@ -77,14 +56,12 @@ class Sign(Quantizer):
         means = (sums / np.maximum(counts, 1)).astype(F4)
         return means.reshape(-1), np.packbits(signs, bitorder="little")
 
-    @classmethod
-    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: two means per group, one byte for eight values."""
-        means = Spec(Kind.FLOATS, F4, 2 * sum(_groups(parts, params[0] == 1)))
+        means = Spec(Kind.FLOATS, F4, 2 * sum(_groups(parts, self.means)))
         return means, Spec(Kind.LEVELS, U1, -(-int(parts.segments[-1]) // 8), 256)
 
-    @classmethod
-    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
+    def decode(self, streams: Streams, parts: TensorSlices) -> Vector:
         """Replace each sign by the mean of the values with this sign, in the same tensor or column.
 
         Raises PayloadError for means that are not finite or have the wrong sign, and for padding
@@ -98,7 +75,7 @@ class Sign(Quantizer):
         signs = np.unpackbits(packed, count=count, bitorder="little")
         values = np.empty(count, dtype=np.float32)
         zeros, change = low.view(np.uint32), low.view(np.uint32) ^ high.view(np.uint32)
-        for piece in _pieces(parts, params[0] == 1):
+        for piece in _pieces(parts, self.means):
             bits = values[piece.here].view(np.uint32).reshape(piece.shape)
             np.copyto(bits, signs[piece.here].reshape(piece.shape))
             bits *= change[piece.groups, None]
@@ -111,17 +88,16 @@ class Sign(Quantizer):
         parts: TensorSlices,
         signs: NDArray[np.bool_],
         dtype: type[np.floating[Any]],
-    ) -> tuple[Bounds, NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return the sum and count of negative values in each group, and of the other values.
 
         Both results have the shape (2, G), negative values first. ``signs`` is set to True for
         values that are not negative. ``dtype``: of sums of up to BLOCK values.
         """
-        by_column = self.means == "column"
-        sums = np.zeros((2, sum(_groups(parts, by_column))))
+        sums = np.zeros((2, sum(_groups(parts, self.means))))
         counts = np.zeros(sums.shape, dtype=np.int64)
         work = np.empty(min(BLOCK, len(values)), dtype=np.float32)
-        for here, which, shape in _pieces(parts, by_column):
+        for here, which, shape in _pieces(parts, self.means):
             rows = values[here].reshape(shape)
             positive = np.greater_equal(rows, 0, out=signs[here].reshape(shape))
             side = np.clip(rows, 0, _HUGE, out=work[: rows.size].reshape(shape))
@@ -143,11 +119,11 @@ class _Piece(NamedTuple):
     shape: tuple[int, int]  # rows, values per row
 
 
-def _pieces(parts: TensorSlices, columns: bool) -> Iterator[_Piece]:
+def _pieces(parts: TensorSlices, means: str) -> Iterator[_Piece]:
     """Cut the values of each tensor, group by group, into pieces that fit into the cache."""
     first = 0
     for groups, (start, stop) in zip(
-        _groups(parts, columns), pairwise(parts.segments.tolist()), strict=True
+        _groups(parts, means), pairwise(parts.segments.tolist()), strict=True
     ):
         width = (stop - start) // groups
         step = max(1, BLOCK // max(width, 1))
@@ -161,10 +137,10 @@ def _pieces(parts: TensorSlices, columns: bool) -> Iterator[_Piece]:
         first += groups
 
 
-def _groups(parts: TensorSlices, columns: bool) -> list[int]:
+def _groups(parts: TensorSlices, means: str) -> list[int]:
     """Return the number of groups of each tensor: one, or one per index of its first dimension."""
     sizes = np.diff(parts.segments).tolist()
-    if parts.shapes is None or not columns:
+    if parts.shapes is None or means == "tensor":
         return [1] * len(sizes)
     return [
         shape[0] if len(shape) > 1 and size >= _NARROW * max(shape[0], 1) else 1

@@ -7,17 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import (
-    Kind,
-    Memory,
-    Params,
-    PayloadError,
-    Rng,
-    Spec,
-    Streams,
-    TensorSlices,
-    Vector,
-)
+from ..base import Kind, PayloadError, Spec, StepContext, Streams, TensorSlices, Vector
 from ..registry import register
 from ..validation import bounded
 from .scaling import ScaledQuantizer, blocks, divide, magnitudes, round_by_chance, temporary
@@ -48,24 +38,22 @@ class Ternary(ScaledQuantizer):
 
     clip: float = bounded(2.5, at_least=0)
 
-    def round(self, scaled: Vector, rng: Rng, draws: Vector) -> None:
+    def round(self, scaled: Vector, step: StepContext, draws: Vector) -> None:
         """Round at random to -1, 0 or 1, in place; this also clips."""
-        round_by_chance(scaled, 1, rng.generator, draws)
+        round_by_chance(scaled, 1, step.generator, draws)
 
-    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
+    def encode(self, values: Vector, parts: TensorSlices, step: StepContext) -> Streams:
         """Divide values by their tensor's scale, round at random, and pack five levels per byte."""
-        scales, levels = super().encode(values, parts, memory, rng)
+        scales, levels = super().encode(values, parts, step)
         return scales, _pack(levels)
 
-    @classmethod
-    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: one scale per tensor, one byte for five values."""
-        scales, levels = super().specs(params, parts)
+        scales, levels = super().specs(parts)
         packed = Spec(Kind.LEVELS, np.dtype("u1"), -(-levels.size // _TRITS), 3**_TRITS)
         return scales, packed
 
-    @classmethod
-    def checked(cls, levels: NDArray[Any], parts: TensorSlices) -> NDArray[Any]:
+    def checked(self, levels: NDArray[Any], parts: TensorSlices) -> NDArray[Any]:
         """Unpack the levels; raise PayloadError for bytes above 242, and for padding except 0."""
         return _unpack(levels, int(parts.segments[-1]))
 

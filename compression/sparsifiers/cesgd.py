@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Selection, Sparsifier, SparsifyContext, Vector, fallen, get_or_zeros
+from ..base import Selection, Sparsifier, StepContext, Vector, fallen, get_or_zeros
 from ..buffers import workspace
 from ..layout import Layout
 from ..per_tensor import SCOPES, count
@@ -66,12 +66,12 @@ class CESGD(Sparsifier):
     keep: str = bounded("loss", one_of=KEEPS)
     scope: str = bounded("tensor", one_of=SCOPES)
 
-    def select(self, update: Vector, step: SparsifyContext) -> Selection:
+    def select(self, update: Vector, step: StepContext) -> Selection:
         """Select the entries of V: the last V if the loss fell, otherwise a new V."""
         memory, size = step.memory, len(update)
         first, better = "map" not in memory, fallen(step)
         if self.keep == "random":
-            better = not first and bool(step.rng.generator.random() < 0.5)
+            better = not first and bool(step.generator.random() < 0.5)
         weights = get_or_zeros(memory, "map", size, np.float32)
         sent = get_or_zeros(memory, "sent", size, np.bool_)
         if not better:
@@ -80,7 +80,7 @@ class CESGD(Sparsifier):
                 chances.fill(self.density)
             else:
                 self._chances(update, weights, step.layout, chances)
-            np.less(step.rng.generator.random(size, dtype=np.float32), chances, out=sent)
+            np.less(step.generator.random(size, dtype=np.float32), chances, out=sent)
             if not first:
                 self._speculate(weights, step)
         if self.decay != 1:
@@ -122,11 +122,11 @@ class CESGD(Sparsifier):
             np.minimum(p, 1, out=p)
             p[:] = 1 - (1 - seen) * (1 - p)
 
-    def _speculate(self, weights: Vector, step: SparsifyContext) -> None:
+    def _speculate(self, weights: Vector, step: StepContext) -> None:
         """Draw random entries, and add those of them that were sent least often to V."""
         size = len(weights)
         wanted = int(self.speculative * size)
-        drawn = uniform(size, min(size, 4 * wanted), step.rng.generator)
+        drawn = uniform(size, min(size, 4 * wanted), step.generator)
         if wanted:
             seldom = np.argpartition(weights[drawn], wanted - 1)[:wanted]
             step.memory["sent"][drawn[seldom]] = True

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..base import Selection, Sparsifier, SparsifyContext, Vector
+from ..base import Selection, Sparsifier, StepContext, Vector
 from ..registry import register
 
 
@@ -16,6 +16,6 @@ class Dense(Sparsifier):
     id: ClassVar[int] = 0
     selects: ClassVar[bool] = False
 
-    def select(self, update: Vector, step: SparsifyContext) -> Selection:
+    def select(self, update: Vector, step: StepContext) -> Selection:
         """Return all entries of the update."""
         return Selection(None, update)

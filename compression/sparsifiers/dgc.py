@@ -6,10 +6,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Indices, ResidualSparsifier, Selection, SparsifyContext, Vector, get_or_zeros
+from ..base import Indices, ResidualSparsifier, Selection, StepContext, Vector, get_or_zeros
 from ..layout import Layout
 from ..per_tensor import counts, largest_of_each
 from ..registry import register
+from ..scatter import find
 from ..validation import bounded
 
 LAYERS = ("all", "conv")
@@ -59,7 +60,7 @@ class DGC(ResidualSparsifier):
         """How often the values sent contain an update in the end, if no momentum is masked."""
         return 1 / (1 - self.momentum) if self.momentum < 1 else float("inf")
 
-    def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
+    def accumulate(self, update: Vector, step: StepContext) -> Vector:
         """Clip the gradient g, then compute u = momentum u + g and v = v + u."""
         momentum = get_or_zeros(step.memory, "momentum", len(update), np.float32)
         velocity = get_or_zeros(step.memory, "velocity", len(update), np.float32)
@@ -69,14 +70,14 @@ class DGC(ResidualSparsifier):
         velocity += momentum
         return velocity
 
-    def choose(self, given: Vector, step: SparsifyContext) -> Indices:
+    def choose(self, given: Vector, step: StepContext) -> Indices:
         """Return the indices to send: each tensor's largest entries, or all of some tensors."""
         wanted = counts(1 - self.sparsity_at(_steps(step)), step.layout)
         sizes = np.diff(step.layout.offsets)
         wanted = np.where(self._whole(step.layout), sizes, wanted)
         return largest_of_each(given, step.layout.offsets, wanted)
 
-    def select(self, update: Vector, step: SparsifyContext) -> Selection:
+    def select(self, update: Vector, step: StepContext) -> Selection:
         """Select the entries to send, set their momentum to 0, and count the step."""
         indices, values, _ = super().select(update, step)
         assert indices is not None
@@ -96,14 +97,11 @@ class DGC(ResidualSparsifier):
         limit = self.clip_norm / workers**0.5
         return np.float32(limit / norm if norm > limit else 1)
 
-    def _mask(self, indices: Indices, step: SparsifyContext) -> None:
+    def _mask(self, indices: Indices, step: StepContext) -> None:
         """Set the momentum u of sent entries to 0, except in tensors that are always sent whole."""
-        momentum, bounds = step.memory["momentum"], step.layout.offsets.tolist()
-        whole = np.flatnonzero(self._whole(step.layout)).tolist()
-        kept = [momentum[bounds[t] : bounds[t + 1]].copy() for t in whole]
-        momentum[indices] = 0
-        for tensor, values in zip(whole, kept, strict=True):
-            momentum[bounds[tensor] : bounds[tensor + 1]] = values
+        momentum, cuts = step.memory["momentum"], find(indices, step.layout.offsets.tolist())
+        for tensor in np.flatnonzero(~self._whole(step.layout)).tolist():
+            momentum[indices[cuts[tensor] : cuts[tensor + 1]]] = 0
 
     def _whole(self, layout: Layout) -> NDArray[np.bool_]:
         """Return (T,) bool: True for tensors that are sent whole."""
@@ -111,5 +109,5 @@ class DGC(ResidualSparsifier):
         return np.array([len(shape) < sparse for shape in layout.shapes], dtype=np.bool_)
 
 
-def _steps(step: SparsifyContext) -> int:
+def _steps(step: StepContext) -> int:
     return int(get_or_zeros(step.memory, "steps", 1, np.int64)[0])

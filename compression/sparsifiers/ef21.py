@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import SparsifyContext, Vector, get_or_zeros
+from ..base import StepContext, Vector, get_or_zeros
 from ..registry import register
 from ..validation import bounded
 from .topk import TopK
@@ -31,7 +31,7 @@ class EF21(TopK):
 
     eta: float = bounded(0.1, above=0, at_most=1)
 
-    def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
+    def accumulate(self, update: Vector, step: StepContext) -> Vector:
         """Change the momentum v, add its change to v - h, and return v - h, float32 (n,)."""
         momentum = get_or_zeros(step.memory, "momentum", len(update), np.float32)
         change = update - momentum

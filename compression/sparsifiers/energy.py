@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
+from ..base import Indices, ResidualSparsifier, StepContext, Vector
 from ..registry import register
 from ..sampling import BLOCK
 from ..selection import MOST, bits_of, largest
@@ -67,7 +67,7 @@ class Energy(ResidualSparsifier):
         super().__post_init__()
         _factor(self.fidelity)
 
-    def choose(self, given: Vector, step: SparsifyContext) -> Indices:
+    def choose(self, given: Vector, step: StepContext) -> Indices:
         """Return the indices of the largest entries, so many that they hold the share."""
         last = 0 < self.total_steps * (1 - self.last_share) < step.number
         share = self.last_energy if last else self.energy

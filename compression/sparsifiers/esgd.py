@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Indices, Selection, Sparsifier, SparsifyContext, Vector, fallen, get_or_zeros
+from ..base import Indices, Selection, Sparsifier, StepContext, Vector, fallen, get_or_zeros
 from ..buffers import workspace
 from ..per_tensor import count
 from ..registry import register
@@ -54,7 +54,7 @@ class ESGD(Sparsifier):
         """How much of an update is sent if it is sent a step late."""
         return self.beta if self.residual == "momentum" else 1 - self.beta
 
-    def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
+    def accumulate(self, update: Vector, step: StepContext) -> Vector:
         """Add the update g to the decayed residual r, and return the new r, (n,)."""
         residual = get_or_zeros(step.memory, "residual", len(update), np.float32)
         residual *= np.float32(self.beta)
@@ -65,12 +65,12 @@ class ESGD(Sparsifier):
             residual += np.multiply(update, np.float32(1 - self.beta), out=scaled)
         return residual
 
-    def select(self, update: Vector, step: SparsifyContext) -> Selection:
+    def select(self, update: Vector, step: StepContext) -> Selection:
         """Select the set S, after large residuals have replaced its entries with the lowest H.
 
         H counts how often the loss fell after an entry was sent.
         """
-        memory, generator = step.memory, step.rng.generator
+        memory, generator = step.memory, step.generator
         given = self.accumulate(update, step)
         chosen, same = self._set(step, len(update))
         large = self._large(given, update, chosen)
@@ -88,9 +88,9 @@ class ESGD(Sparsifier):
         given[chosen] = 0
         return Selection(chosen, values, same)
 
-    def _set(self, step: SparsifyContext, size: int) -> tuple[Indices, bool]:
+    def _set(self, step: StepContext, size: int) -> tuple[Indices, bool]:
         """Return the set S of entries to send, and whether it is the same as in the last step."""
-        memory, generator = step.memory, step.rng.generator
+        memory, generator = step.memory, step.generator
         first, better = "sent" not in memory, fallen(step)
         sent = get_or_zeros(memory, "sent", size, np.bool_)
         hidden = get_or_zeros(memory, "hidden", size, np.uint32)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
+from ..base import Indices, ResidualSparsifier, StepContext, Vector
 from ..per_tensor import SCOPES, count, largest_in
 from ..registry import register
 from ..selection import above, largest
@@ -37,12 +37,12 @@ class GradientDropping(ResidualSparsifier):
     scope: str = bounded("global", one_of=SCOPES)
     cut: str = bounded("exact", one_of=("exact", "sampled"))
 
-    def choose(self, given: Vector, step: SparsifyContext) -> Indices:
+    def choose(self, given: Vector, step: StepContext) -> Indices:
         """Return the indices of the entries to send."""
         share = 1 - self.drop
         if self.cut == "exact":
             return largest_in(given, step.layout, share, self.scope)
-        generator = step.rng.generator
+        generator = step.generator
         if self.scope == "global":
             return _sampled(given, share, generator)
         found = [

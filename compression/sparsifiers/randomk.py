@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Indices, ResidualSparsifier, Selection, SparsifyContext, Vector
+from ..base import Indices, ResidualSparsifier, Selection, StepContext, Vector
 from ..layout import Layout
 from ..per_tensor import SCOPES, random_in
 from ..registry import register
@@ -44,11 +44,11 @@ class RandomK(ResidualSparsifier):
         """Return four bytes per parameter for the residual; 0 with ``rescale``."""
         return 0 if self.rescale else super().memory_bytes(layout)
 
-    def choose(self, given: Vector, step: SparsifyContext) -> Indices:
+    def choose(self, given: Vector, step: StepContext) -> Indices:
         """Return the indices of random entries, all equally likely."""
-        return random_in(step.layout, self.density, self.scope, step.rng.generator)
+        return random_in(step.layout, self.density, self.scope, step.generator)
 
-    def select(self, update: Vector, step: SparsifyContext) -> Selection:
+    def select(self, update: Vector, step: StepContext) -> Selection:
         """Select random entries of residual + update; with ``rescale``, of the update alone."""
         if not self.rescale:
             return super().select(update, step)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..base import Indices, Selection, Sparsifier, SparsifyContext, Vector
+from ..base import Indices, Selection, Sparsifier, StepContext, Vector
 from ..per_tensor import SCOPES, count, largest_in, random_in
 from ..registry import register
 from ..selection import above, uniform
@@ -35,15 +35,15 @@ class Selective(Sparsifier):
         if self.threshold and (self.pick, self.scope) != ("random", "global"):
             raise ValueError("option threshold of selective goes with pick random and scope global")
 
-    def select(self, update: Vector, step: SparsifyContext) -> Selection:
+    def select(self, update: Vector, step: StepContext) -> Selection:
         """Return the largest entries of the update, or random ones."""
         indices = self._choose(update, step)
         return Selection(indices, update[indices])
 
-    def _choose(self, update: Vector, step: SparsifyContext) -> Indices:
+    def _choose(self, update: Vector, step: StepContext) -> Indices:
         if self.pick == "largest":
             return largest_in(update, step.layout, self.density, self.scope)
-        generator = step.rng.generator
+        generator = step.generator
         if not self.threshold:
             return random_in(step.layout, self.density, self.scope, generator)
         candidates = above(update, self.threshold)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
+from ..base import Indices, ResidualSparsifier, StepContext, Vector
 from ..registry import register
 from ..selection import above
 from ..validation import bounded
@@ -35,7 +35,7 @@ class Threshold(ResidualSparsifier):
                 "option threshold of threshold must be above 0 where it is what is sent"
             )
 
-    def choose(self, given: Vector, step: SparsifyContext) -> Indices:
+    def choose(self, given: Vector, step: StepContext) -> Indices:
         """Return the indices of the entries whose magnitude is above the threshold."""
         return above(given, self.threshold)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
+from ..base import Indices, ResidualSparsifier, StepContext, Vector
 from ..per_tensor import SCOPES, largest_in, largest_in_chunks
 from ..registry import register
 from ..validation import bounded
@@ -34,7 +34,7 @@ class TopK(ResidualSparsifier):
     warmup_density: float = bounded(0.04, above=0, at_most=1)
     warmup_steps: int = bounded(0, at_least=0)
 
-    def choose(self, given: Vector, step: SparsifyContext) -> Indices:
+    def choose(self, given: Vector, step: StepContext) -> Indices:
         """Return the indices of the entries with the largest magnitudes."""
         warms_up = 0 < step.number <= self.warmup_steps
         density = self.warmup_density if warms_up else self.density

@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from edgewire.compression.base import PayloadError
 from edgewire.compression.flower.compact_records import restored
 from edgewire.compression.flower.headers import HEADER
-from edgewire.compression.flower.message_size import Size, measured, measured_reply
+from edgewire.compression.flower.message_size import Size, measured
 from edgewire.compression.flower.records import content_of, metadata_of, values_of
 from edgewire.compression.flower.timed_grid import TimedGrid
 from edgewire.simulation.clock import NEVER, ClockState, Journey, VirtualClock, steps_of
@@ -291,7 +291,7 @@ class LocalGrid(TimedGrid):
         if not reply.has_error():
             content = content_of(reply)
             steps = self._reported(content, MetricRecord)
-            up = measured_reply(reply, HEADER)
+            up = measured(content, HEADER)
         self.replied_bytes += up[2]
         if self._line:
             self._line.answer(message_id, steps, up)

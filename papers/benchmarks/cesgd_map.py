@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from edgewire.compression.base import Rng, SparsifyContext
+from edgewire.compression.base import StepContext
 from edgewire.compression.layout import Layout
 from edgewire.compression.registry import get
 from edgewire.task.flat_model import FlatModel
@@ -90,9 +90,9 @@ def measure(rule: str, dataset: str, root: str | None, steps: int, seed: int) ->
             before = memory["map"].copy() if "map" in memory else None
             known = "loss" in memory
             fell = known and loss.item() < memory["loss"][0]
-            rng = Rng((seed * steps + step) * WORKERS + worker, 0)
+            draws = (seed * steps + step) * WORKERS + worker, 0
             chosen = sparsifier.select(
-                gradient, SparsifyContext(layout, memory, rng, loss.item(), WORKERS)
+                gradient, StepContext(layout, memory, draws, loss.item(), WORKERS)
             )
             mean[chosen.indices] += chosen.values / WORKERS
             if step < SKIPPED:

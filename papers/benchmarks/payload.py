@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgewire.compression.base import Array, Rng
+from edgewire.compression.base import Array, StepContext
 from edgewire.compression.codec import Codec
 from edgewire.compression.coders.entropy import Entropy
 from edgewire.compression.decoder import decode, index_spec, parts_of
@@ -108,8 +108,8 @@ def level_checks(every: dict[str, Updates]) -> Iterator[Check]:
 def _levels(codec: Codec, values: Vector, layout: Layout) -> tuple[Array, int]:
     """Return the last stream of integers that a quantizer makes, and its size in bytes, coded."""
     parts = parts_of(None, layout)
-    levels = codec.quantizer.encode(values, parts, {}, Rng(0, 1))[-1]
-    spec = codec.quantizer.specs(codec.quantizer.params(), parts)[-1]
+    levels = codec.quantizer.encode(values, parts, StepContext(layout, {}, (0, 1)))[-1]
+    spec = codec.quantizer.specs(parts)[-1]
     return levels, len(codec.coder.encode(levels, spec) or levels.data)
 
 
@@ -137,7 +137,7 @@ def speed_checks(updates: Updates, cycles: int) -> Iterator[Check]:
     int8, sparse = make_codec(quantizer="int8"), make_codec("topk", quantizer="float16")
     dense_payload = int8.encode(delta, layout)
     sparse_payload = sparse.encode(delta, layout)
-    levels = int8.quantizer.encode(delta, parts_of(None, layout), {}, Rng(0, 1))[-1].tobytes()
+    levels = _levels(int8, delta, layout)[0].tobytes()
     copy, tensor, k = np.empty_like(delta), torch.from_numpy(delta), int(0.01 * layout.size)
     memory = {"residual": np.zeros_like(delta)}
 

@@ -18,8 +18,8 @@ from flwr.serverapp import Grid
 
 from edgewire.compression.base import PayloadError
 from edgewire.compression.flower.compact_records import restored
-from edgewire.compression.flower.headers import EXAMPLES, HEADER, LOSS, trains
-from edgewire.compression.flower.message_size import measured_reply, size_of
+from edgewire.compression.flower.headers import EXAMPLES, LOSS, trains
+from edgewire.compression.flower.message_size import size_of
 from edgewire.compression.flower.node_names import NAMES, NUMBERS
 from edgewire.compression.flower.records import content_of, metadata_of, records, values_of
 from edgewire.compression.flower.server.failure_policy import FailedNode
@@ -200,7 +200,7 @@ class NodeLog(GridWrapper):
         activity.mean_lag = (before + activity.lag) / activity.replies
         if reply.has_error():
             return
-        activity.uplink_bytes += measured_reply(reply, HEADER)[2]
+        activity.uplink_bytes += size_of(content_of(reply))
         self._measure(reply, activity)
 
     def _measure(self, reply: Message, activity: NodeActivity) -> None:

@@ -31,7 +31,7 @@ def streams_of(parsed, before, context=None):
     if parsed.repeated is None and parsed.selected is not None:
         specs.append(index_spec(parsed.selected, layout.size, known))
         indices = unpack(parsed.coder, parsed.bodies[len(specs) - 1], specs[-1])
-    specs += parsed.quantizer.specs(parsed.params, parts_of(indices, layout))
+    specs += parsed.quantizer.specs(parts_of(indices, layout))
     specs += [natives_spec(parsed.own)] if parsed.own else []
     bodies = zip(parsed.bodies, specs, strict=True)
     return [(unpack(parsed.coder, *pair).copy(), pair[1]) for pair in bodies]
@@ -81,7 +81,7 @@ class Surgery:
         """
         self.short = layout is not None
         parsed = parse(payload, layout, 1 << 28, own=own, context=context)
-        self.ids, self.params = list(ids_of(payload)), list(parsed.params)
+        self.ids, self.params = list(ids_of(payload)), list(parsed.quantizer.params())
         self.chosen, self.repeated = parsed.selected, parsed.repeated
         self.tensors, self.listed = list(parsed.exact), streams_of(parsed, before, context)
         for _ in range(self.draw.integers(1, 4)):

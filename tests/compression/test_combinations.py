@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
-from edgewire.compression.base import PayloadError, Rng, SparsifyContext
+from edgewire.compression.base import PayloadError, StepContext
 from edgewire.compression.batchnorm import exact_tensors, separate
 from edgewire.compression.codec import Codec
 from edgewire.compression.decoder import Description, decode, decode_update, describe, parts_of
@@ -46,9 +46,7 @@ def check_round_trip(codec: Codec, update: np.ndarray, layout: Layout) -> None:
     cut = separate(layout, exact_tensors(layout))
     trained, exact = cut.gather(update), cut.gather_exact(update)
     with np.errstate(all="ignore"):
-        indices, values, _ = codec.sparsifier.select(
-            trained, SparsifyContext(cut.layout, {}, Rng(3, 0))
-        )
+        indices, values, _ = codec.sparsifier.select(trained, StepContext(cut.layout, {}, (3, 0)))
         bound = error_bound(codec.quantizer, values, parts_of(indices, cut.layout))
     assert bound.shape == values.shape
     if indices is None:

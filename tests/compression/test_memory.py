@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from edgewire.compression.base import PayloadError, Rng, SparsifyContext
+from edgewire.compression.base import PayloadError, StepContext
 from edgewire.compression.batchnorm import exact_tensors, separate
 from edgewire.compression.decoder import decode_update
 from edgewire.compression.layout import Layout
@@ -62,7 +62,7 @@ def given_by(codec, update, layout, memory, loss):
     trained = update[trained_of(layout)]
     if codec.sparsifier.residual_key is None:
         return copy.get("error", np.zeros_like(trained)) + trained
-    step = SparsifyContext(separate(layout, exact_tensors(layout)).layout, copy, Rng(0, 0), loss)
+    step = StepContext(separate(layout, exact_tensors(layout)).layout, copy, (0, 0), loss)
     return codec.sparsifier.accumulate(trained, step)
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from edgewire.compression import registry
 from edgewire.compression.base import PayloadError, ResidualSparsifier, Selection, Sparsifier
 from edgewire.compression.coders.zstd import Zstd
 from edgewire.compression.decoder import decode
@@ -19,8 +20,13 @@ from edgewire.compression.registry import (
     names,
     option_fields,
     register,
-    unregister,
 )
+
+
+def unregister(stage, name):
+    del vars(registry)["_registered"][stage][name]
+    by_id.cache_clear()
+
 
 METHODS = [(stage, name) for stage in STAGES for name in names(stage)]
 # Stored payloads contain a method's id, its position here, so these never change.
@@ -97,11 +103,11 @@ WRONG = {  # by method and option
     "zstd": {"level": ("3", 3.0, True, 0, 20, -1)},
 }  # fmt: skip
 SAID = {
-    ("topk", "density", 1.1): "must be above 0 and up to 1, not 1.1",
-    ("esgd", "drop", 1.0): "must be from 0 to below 1, not 1",
-    ("int4", "block", 15): "must be from 16 to 65536, not 15",
-    ("ternary", "clip", -1.0): "must be at least 0, not -1",
-    ("qsgd", "norm", "l1"): "must be max or l2, not 'l1'",
+    ("topk", "density", 1.1): "must be a number above 0 and at most 1, not 1.1",
+    ("esgd", "drop", 1.0): "must be a number of at least 0 and below 1, not 1.0",
+    ("int4", "block", 15): "must be a number of at least 16 and at most 65536, not 15",
+    ("ternary", "clip", -1.0): "must be a number of at least 0, not -1.0",
+    ("qsgd", "norm", "l1"): "must be one of max, l2, not 'l1'",
     ("energy", "fidelity", "lots"): "above 0 or one of low, medium, high, not 'lots'",
     ("zstd", "level", "3"): "must be int, not '3'",
 }

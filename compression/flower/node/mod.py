@@ -61,7 +61,7 @@ from ..tensor_split import (
     is_float,
     moved,
 )
-from ..tied_weights import Ties, names_of, narrowed_model, still_tied, without
+from ..tied_weights import Ties, names_of, narrowed, still_tied, without
 from ..uncompressed_warning import holds_floats, old_api
 from .state import MEMORY, NUMBERS, PENDING, NodeState, take_up
 
@@ -276,7 +276,7 @@ class CompressionMod:
             [copy for copy, _ in ties if copy not in dict(left)] or None,
         )
         sent = without(form, left).layout if left else layout
-        vector, own = narrowed_model(values, form, left) if left else values
+        vector, own = narrowed(values, form, left) if left else values
         codec = self.codec.finer(header.more_bits) if header.more_bits else self.codec
         options: dict[str, Any] = {
             "seed": seed,

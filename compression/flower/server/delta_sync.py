@@ -20,7 +20,7 @@ from ..node.state import checksum, fingerprint
 from ..records import Vector, payload_record, payload_records
 from ..replica import INITIAL_VERSION
 from ..tensor_split import Model, TensorSplit, converted, form_of_models
-from ..tied_weights import Ties, narrowed, narrowed_model, widened, without, written_ties
+from ..tied_weights import Ties, narrowed, widened, without, written_ties
 
 # The most bytes of stored versions and their activities. A node whose version is deleted gets the
 # whole model.
@@ -190,7 +190,8 @@ class DeltaSync:
         start, context = versions[base], self.context(base)
         change = changes(model.vector, start, form.layout, codec.exact_names)
         payload, update = self._sent(codec, Model(change, model.own), form, offered, context)
-        vector = widened(update.model_from(narrowed(start, form, ties)), form, ties)
+        before = narrowed(Model(start), form, ties).vector
+        vector = widened(update.model_from(before), form, ties)
         versions[base] = versions.pop(base)  # moves it to the end, as the most recently used
         activity = None if context is None else recorded(context.activity, update.indices)
         return self._parcel(payload, Model(vector, model.own), offered, {"base": base}, activity)
@@ -205,7 +206,7 @@ class DeltaSync:
     ) -> tuple[bytes, Update]:
         """Encode values, split by `form`, without copies of tensors; also return them decoded."""
         small = without(form, offered.ties)
-        vector, own = narrowed_model(values, form, offered.ties)
+        vector, own = narrowed(values, form, offered.ties)
         payload = codec.encode(
             vector,
             small.layout,

@@ -20,7 +20,7 @@ from ...layout import Layout
 from ...wire import StreamSizes, stream_sizes
 from ..compact_records import compact, restored
 from ..headers import HEADER, DownlinkHeader, UplinkHeader, read, written
-from ..message_size import Size, measured, measured_reply
+from ..message_size import Size, measured
 from ..native_tensors import (
     INITIAL,
     NATIVE,
@@ -282,7 +282,7 @@ class ServerSession:
         """Count the bytes of a reply that the server fetches and does not use."""
         if not reply.has_error():
             plain_bytes = self.plain_bytes if payloads_in(reply.content) else 0
-            self.traffic.count_received(measured_reply(reply, HEADER), plain_bytes)
+            self.traffic.count_received(measured(reply.content, HEADER), plain_bytes)
 
     def opened(self, reply: Message, node: int, asked: int, plain_bytes: int) -> UplinkHeader:
         """Count the bytes of a node's reply, restore its compact records, and return its header.
@@ -299,8 +299,7 @@ class ServerSession:
             raise PayloadError(reason_of(reply))
         content = content_of(reply)
         payloads = payloads_in(content)
-        size = measured_reply(reply, HEADER)
-        self.traffic.count_received(size, plain_bytes if payloads else 0)
+        self.traffic.count_received(measured(content, HEADER), plain_bytes if payloads else 0)
         if self._compact:
             content = reply.content = restored(content)
         native = self.initial.arrays and native_payload(content) is not None

@@ -56,7 +56,7 @@ class StepLogSync:
         self._cache.clear()
         if not self._follow:
             return
-        self.recent.append((payload, rate))
+        self.recent.append((payload, float(rate)))  # nodes expect floats
         self._recent_bytes += len(payload)
         while self._recent_bytes > self._snapshot_bytes and len(self.recent) > 1:
             self._recent_bytes -= len(self.recent.popleft()[0])

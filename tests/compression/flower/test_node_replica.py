@@ -6,11 +6,14 @@ from flwr.app import ArrayRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgewire.compression.flower.compact_records import compact, restored
 from edgewire.compression.flower.headers import DownlinkHeader
 from edgewire.compression.flower.node.state import checksum, store_arrays, stored_arrays
 from edgewire.compression.flower.node_replica import REPLICA, NodeReplica
+from edgewire.compression.flower.records import payload_record
 from edgewire.compression.flower.replica import MODEL, VERSION, Replica
 from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
 from edgewire.task.optimizers import SGD, Adam, Momentum
 from tests.same import expect_same
 
@@ -83,6 +86,15 @@ def test_whoever_shares_the_arrays_shares_the_replica(rule):
     assert other.model is one.model
     expect_same(other.arrays, alone.arrays)
     np.testing.assert_array_equal(own.model, start(rule).model)
+
+
+def test_nodes_of_a_process_share_what_they_decode_from_a_carrier():
+    layout, values = Layout(("w",), ((SIZE,),), ("float32",)), np.ones(SIZE, np.float32)
+    made = compact(RecordDict({"arrays": payload_record(make_codec().encode(values, layout))}))
+    node, asked = NodeReplica(layout), [restored(made)["arrays"] for _ in range(2)]
+    one, two = (node.model(each, DownlinkHeader(), RecordDict()).model.vector for each in asked)
+    np.testing.assert_array_equal(one, values)
+    assert one is two
 
 
 @pytest.mark.parametrize("version", [None, 0, 3])

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from edgewire.compression.base import Rng
 from edgewire.compression.quantizers.eden import levels_of
 from edgewire.compression.quantizers.rotation import RotatedQuantizer, batches
 from edgewire.compression.quantizers.scaling import magnitudes
+from tests.compression.quantizers.values import step_of
 
 
 def scales_of(quantizer, values, parts):
     """Return the scale of each value, by the quantizer's own first stream."""
-    scales = quantizer.encode(values, parts, {}, Rng(0, 0))[0]
+    scales = quantizer.encode(values, parts, step_of(0))[0]
     if scales.dtype == np.uint16:  # the upper half of a float32
         scales = (scales.astype(np.uint32) << 16).view(np.float32)
     size = getattr(quantizer, "block", getattr(quantizer, "bucket", None))
@@ -96,6 +96,6 @@ def error_bound(quantizer, values, parts):
         return rotated(quantizer, values, parts)
     if quantizer.name in BOUNDS:
         return BOUNDS[quantizer.name](quantizer, values, parts)
-    streams = quantizer.encode(values, parts, {}, Rng(0, 0))
-    decoded = quantizer.decode(quantizer.params(), streams, parts)
+    streams = quantizer.encode(values, parts, step_of(0))
+    decoded = quantizer.decode(streams, parts)
     return np.abs(decoded.astype(np.float64) - values)

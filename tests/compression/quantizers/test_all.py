@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from edgewire.compression.base import PayloadError, Rng
+from edgewire.compression.base import PayloadError
 from edgewire.compression.quantizers.bfloat16 import BFloat16
 from edgewire.compression.quantizers.drive import Drive
 from edgewire.compression.quantizers.eden import Eden
@@ -18,7 +18,7 @@ from edgewire.compression.quantizers.qsgd import Qsgd
 from edgewire.compression.quantizers.scaling import BLOCK
 from edgewire.compression.quantizers.sign import Sign
 from edgewire.compression.quantizers.ternary import Ternary
-from edgewire.compression.registry import get
+from edgewire.compression.registry import get, quantizer_of
 from edgewire.compression.registry import names as methods
 from tests.compression.quantizers.bounds import error_bound
 from tests.compression.quantizers.values import (
@@ -28,6 +28,7 @@ from tests.compression.quantizers.values import (
     normal,
     parts_of,
     selected,
+    step_of,
     whole,
 )
 
@@ -65,13 +66,13 @@ def test_errors_stay_within_the_bound(quantizer, name):
         assert (bound.dtype, bound.shape) == (np.float64, (n,))
         memory = {}
         for seed in range(1 if n > BLOCK else 3):
-            streams = quantizer.encode(values, parts, memory, Rng(seed, 1))
-            specs = quantizer.specs(quantizer.params(), parts)
+            streams = quantizer.encode(values, parts, step_of(seed, memory))
+            specs = quantizer.specs(parts)
             for stream, spec in zip(streams, specs, strict=True):
                 assert (stream.dtype, stream.shape) == (spec.dtype, (spec.size,))
                 assert stream.flags.c_contiguous
                 assert not spec.bound or not len(stream) or stream.max() < spec.bound
-            decoded = quantizer.decode(quantizer.params(), streams, parts)
+            decoded = quantizer_of(type(quantizer), quantizer.params()).decode(streams, parts)
             assert (decoded.dtype, decoded.shape) == (np.float32, (n,))
             assert np.isfinite(decoded).all()
             assert (np.abs(decoded.astype(np.float64) - values) <= bound).all()
@@ -93,8 +94,8 @@ def test_errors_stay_within_the_bound(quantizer, name):
 )
 def test_errors_are_a_share_of_the_largest_value_at_any_scale(quantizer, share, least, largest):
     values = (np.linspace(-1, 1, 64) * largest).astype(np.float32)
-    streams = quantizer.encode(values, whole(values), {}, Rng(0, 1))
-    decoded = quantizer.decode(quantizer.params(), streams, whole(values))
+    streams = quantizer.encode(values, whole(values), step_of(0))
+    decoded = quantizer.decode(streams, whole(values))
     assert np.abs(decoded.astype(np.float64) - values).max() <= max(largest * share, least)
 
 
@@ -104,7 +105,7 @@ def test_errors_are_a_share_of_the_largest_value_at_any_scale(quantizer, share, 
 def test_draws_depend_on_the_seed_only(quantizer):
     values, parts = normal(10_000), parts_of((100, 100))
     before = values.copy()
-    one, same, other = (quantizer.encode(values, parts, {}, Rng(seed, 1)) for seed in (1, 1, 2))
+    one, same, other = (quantizer.encode(values, parts, step_of(seed)) for seed in (1, 1, 2))
     for left, right in zip(one, same, strict=True):
         np.testing.assert_array_equal(left, right)
     assert min((a != b).mean() for a, b in zip(one[1:], other[1:], strict=True) if len(a)) > 0.2
@@ -132,7 +133,7 @@ def test_which_methods_need_feedback():
 def test_params_that_no_encoder_produces(quantizer, wrong):
     for params in wrong:
         with pytest.raises(PayloadError, match="has no such"):
-            quantizer.expected_specs(params, parts_of((100,)))
+            quantizer_of(quantizer, params)
 
 
 def of(dtype, *values):
@@ -179,7 +180,7 @@ REFUSED = [
 def test_streams_that_no_encoder_produces(quantizer, params, size, streams, numbers, match):
     for number in numbers:
         with pytest.raises(PayloadError, match=match):
-            quantizer.decode(params, streams(number), selected(size))
+            quantizer.of_params(params).decode(streams(number), selected(size))
 
 
 @pytest.mark.parametrize("name", methods("quantizer"))
@@ -188,9 +189,9 @@ def test_more_bits_make_finer_values(name):
     parts, errors = whole(values), []
     for bits in range(4 if coarse.finer_by(1) else 0):
         finer = coarse.finer(bits)
-        streams = finer.encode(values, parts, {}, Rng(3, 1))
-        assert [len(s) for s in streams] == [s.size for s in finer.specs(finer.params(), parts)]
-        made = type(coarse).decode(finer.params(), streams, parts)
+        streams = finer.encode(values, parts, step_of(3))
+        assert [len(s) for s in streams] == [s.size for s in finer.specs(parts)]
+        made = finer.decode(streams, parts)
         errors.append(float(np.square(made - values).sum()))
     assert all(fine < 0.5 * rough for rough, fine in pairwise(errors[:3]))
     most = coarse.finer_by(1 << 60)

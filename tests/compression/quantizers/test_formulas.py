@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewire.compression.base import Rng, TensorSlices
+from edgewire.compression.base import TensorSlices
 from edgewire.compression.quantizers.bfloat16 import BFloat16
 from edgewire.compression.quantizers.int4 import Int4
 from edgewire.compression.quantizers.int8 import Int8
@@ -14,13 +14,13 @@ from edgewire.compression.quantizers.lloyd import Lloyd
 from edgewire.compression.quantizers.scaling import BLOCK
 from edgewire.compression.quantizers.sign import Sign
 from edgewire.compression.quantizers.ternary import Ternary
-from tests.compression.quantizers.values import LEAST, MOST, normal, parts_of, whole
+from tests.compression.quantizers.values import LEAST, MOST, normal, parts_of, step_of, whole
 
 
 def test_int8_is_the_plain_formula():
     segments = np.array([0, 40_000, 40_000, 150_000])
     values = np.random.default_rng(0).normal(size=150_000).astype(np.float32)
-    scales, levels = Int8().encode(values, TensorSlices(segments), {}, Rng(0, 1))
+    scales, levels = Int8().encode(values, TensorSlices(segments), step_of(0))
     for start, stop, scale in zip(segments[:-1], segments[1:], scales, strict=True):
         part = values[start:stop]
         assert scale == (np.abs(part).max() / np.float32(127) if len(part) else 0)
@@ -38,8 +38,8 @@ def test_bfloat16_rounds_as_torch_does():
     values = bits.view(np.float32)[np.isfinite(bits.view(np.float32))]
     expected = torch.from_numpy(values.copy()).to(torch.bfloat16).float().numpy()
     expected = np.clip(expected, -3.3895313892515355e38, 3.3895313892515355e38)
-    streams = BFloat16().encode(values, whole(values), {}, Rng(0, 1))
-    decoded = BFloat16.decode((), streams, whole(values))
+    streams = BFloat16().encode(values, whole(values), step_of(0))
+    decoded = BFloat16().decode(streams, whole(values))
     assert decoded.tobytes() == expected.tobytes()
 
 
@@ -47,8 +47,8 @@ def test_bfloat16_rounds_as_torch_does():
 def test_int4_is_the_plain_formula(block):
     values = normal(BLOCK + 1001)
     parts = parts_of((500,), (len(values) - 500,))
-    halves, packed = Int4(block).encode(values, parts, {}, Rng(0, 1))
-    decoded = Int4.decode((block,), (halves, packed), parts)
+    halves, packed = Int4(block).encode(values, parts, step_of(0))
+    decoded = Int4(block).decode((halves, packed), parts)
     nibbles = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1).astype(int)
     levels = np.where(nibbles > 7, nibbles - 16, nibbles)[: len(values)]
     for number, start in enumerate(range(0, len(values), block)):
@@ -67,7 +67,7 @@ def test_int4_is_the_plain_formula(block):
 )
 def test_int4_scales_are_rounded_up(largest, bits):
     values = np.float32([0, -largest])
-    halves, _ = Int4().encode(values, whole(values), {}, Rng(0, 1))
+    halves, _ = Int4().encode(values, whole(values), step_of(0))
     assert halves.tolist() == [bits]
 
 
@@ -75,8 +75,8 @@ def test_int4_scales_are_rounded_up(largest, bits):
 def test_ternary_scales_are_those_of_each_tensor(clip):
     values = normal(150_000) * np.repeat(np.float32([1, 100]), [40_000, 110_000])
     parts = parts_of((40_000,), (0, 3), (110_000,))
-    scales, packed = Ternary(clip).encode(values, parts, {}, Rng(0, 1))
-    decoded = Ternary.decode((), (scales, packed), parts)
+    scales, packed = Ternary(clip).encode(values, parts, step_of(0))
+    decoded = Ternary().decode((scales, packed), parts)
     for tensor, scale in zip((0, 2), scales[[0, 2]], strict=True):
         part = slice(*parts.segments[tensor : tensor + 2])
         exact = values[part].astype(np.float64)
@@ -95,16 +95,16 @@ def test_ternary_keeps_tensors_of_one_entry():
     """TernGrad clips at a multiple of the root mean square, which is not 0 for a single entry."""
     values = np.float32([0.5, -2, 3, 3, 3])
     parts = parts_of((), (1,), (3,))
-    streams = Ternary().encode(values, parts, {}, Rng(0, 1))
-    np.testing.assert_array_equal(Ternary.decode((), streams, parts), values)
+    streams = Ternary().encode(values, parts, step_of(0))
+    np.testing.assert_array_equal(Ternary().decode(streams, parts), values)
 
 
 @pytest.mark.parametrize("size", [1, 5, 65_534, 65_535, 65_536, 200_003])
 def test_ternary_packing_of_any_size(size):
     values = np.random.default_rng(size).integers(-1, 2, size).astype(np.float32)
     values[-1] = 1
-    streams = Ternary(0.0).encode(values, whole(values), {}, Rng(0, 1))
-    np.testing.assert_array_equal(Ternary.decode((), streams, whole(values)), values)
+    streams = Ternary(0.0).encode(values, whole(values), step_of(0))
+    np.testing.assert_array_equal(Ternary().decode(streams, whole(values)), values)
 
 
 def side_means(part: np.ndarray) -> np.ndarray:
@@ -124,9 +124,8 @@ COLUMNS = [
 def test_sign_is_the_plain_formula(means):
     parts = parts_of(*(shape for shape, _ in COLUMNS))
     values = normal(int(parts.segments[-1])) + np.float32(0.3)
-    streams = Sign(means).encode(values, parts, {}, Rng(0, 1))
-    params = Sign(means).params()
-    decoded = Sign.decode(params, streams, parts)
+    streams = Sign(means).encode(values, parts, step_of(0))
+    decoded = Sign(means).decode(streams, parts)
     groups = [groups if means == "column" else 1 for _, groups in COLUMNS]
     assert len(streams[0]) == 2 * sum(groups)
     for number, start, stop in zip(groups, parts.segments, parts.segments[1:], strict=False):
@@ -143,20 +142,20 @@ def test_sign_is_the_plain_formula(means):
 def test_sign_of_selected_values_has_means_of_tensors():
     parts = parts_of((10, 100), (5,))
     values = normal(1005)
-    expected = Sign("tensor").encode(values, parts, {}, Rng(0, 1))
-    found = Sign("column").encode(values, TensorSlices(parts.segments), {}, Rng(0, 1))
+    expected = Sign("tensor").encode(values, parts, step_of(0))
+    found = Sign("column").encode(values, TensorSlices(parts.segments), step_of(0))
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(
-        Sign.decode((1,), found, TensorSlices(parts.segments)), Sign.decode((0,), expected, parts)
+        Sign("column").decode(found, TensorSlices(parts.segments)), Sign().decode(expected, parts)
     )
 
 
 @pytest.mark.parametrize("value", [MOST, -MOST, 3e38, LEAST, -LEAST, -0.0])
 def test_sign_means_at_the_ends_of_float32(value):
     values = np.full(1000, value, dtype=np.float32)
-    streams = Sign().encode(values, whole(values), {}, Rng(0, 1))
-    np.testing.assert_array_equal(Sign.decode((0,), streams, whole(values)), values)
+    streams = Sign().encode(values, whole(values), step_of(0))
+    np.testing.assert_array_equal(Sign().decode(streams, whole(values)), values)
     assert not np.signbit(streams[0]).any() or value < 0
 
 
@@ -167,8 +166,8 @@ GAUSSIAN = {1: 0.3634, 2: 0.1175, 4: 0.03454, 8: 0.009497}
 
 def of_lloyd(values, magnitudes):
     quantizer, parts = Lloyd(magnitudes), parts_of((len(values),))
-    streams = quantizer.encode(values, parts, {}, Rng(0, 1))
-    return streams, Lloyd.decode(quantizer.params(), streams, parts)
+    streams = quantizer.encode(values, parts, step_of(0))
+    return streams, quantizer.decode(streams, parts)
 
 
 @pytest.mark.parametrize("magnitudes", GAUSSIAN)

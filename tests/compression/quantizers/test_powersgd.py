@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
-from edgewire.compression.base import Kind, PayloadError, Rng
+from edgewire.compression.base import Kind, PayloadError
 from edgewire.compression.quantizers.powersgd import PowerSgd
-from tests.compression.quantizers.values import MOST, parts_of, selected
+from tests.compression.quantizers.values import MOST, parts_of, selected, step_of
 
 
 def round_trip(values, parts, rank=2, memory=None, seed=0):
     quantizer = PowerSgd(rank)
     memory = {} if memory is None else memory
-    streams = quantizer.encode(values, parts, memory, Rng(seed, 1))
-    for stream, spec in zip(streams, quantizer.specs((rank,), parts), strict=True):
+    streams = quantizer.encode(values, parts, step_of(seed, memory))
+    for stream, spec in zip(streams, quantizer.specs(parts), strict=True):
         assert (stream.dtype, stream.shape) == (spec.dtype, (spec.size,))
         assert spec.kind is Kind.FLOATS
-    decoded = quantizer.decode((rank,), streams, parts)
+    decoded = quantizer.decode(streams, parts)
     assert decoded.dtype == np.float32
     assert decoded.shape == values.shape
     return decoded
@@ -54,7 +54,7 @@ def test_the_streams_equal_one_power_iteration():
     values = normal(int(parts.segments[-1]))
     memory = {"powersgd": normal(2 * (30 + 15), seed=1)}
     start = memory["powersgd"].copy()
-    scales, p, q, raw = PowerSgd().encode(values, parts, memory, Rng(0, 1))
+    scales, p, q, raw = PowerSgd().encode(values, parts, step_of(0, memory))
     tensors = np.split(values, parts.segments[1:-1])
     for number, at_p, at_q in ((0, 0, 0), (2, 40, 60)):
         m = tensors[number].reshape(shapes[number][0], -1)
@@ -67,7 +67,7 @@ def test_the_streams_equal_one_power_iteration():
         scale = scales[number // 2]
         assert scale == np.abs(m).max()
         np.testing.assert_allclose(right * scale, m.T @ left, atol=1e-5)
-        decoded = np.split(PowerSgd.decode((2,), (scales, p, q, raw), parts), parts.segments[1:-1])
+        decoded = np.split(PowerSgd().decode((scales, p, q, raw), parts), parts.segments[1:-1])
         np.testing.assert_allclose(decoded[number], (scale * left @ right.T).ravel(), atol=1e-5)
     assert raw.tolist() == np.concatenate([tensors[1], tensors[3], tensors[4]]).tolist()
     np.testing.assert_array_equal(memory["powersgd"], q)
@@ -124,7 +124,7 @@ def test_selected_values(size):
     decoded = round_trip(np.append(values, [1, 2, 3]).astype(np.float32), parts, 2, memory)
     assert not memory
     assert decoded[-3:].tolist() == [1, 2, 3]
-    scales, p, q, raw = (spec.size for spec in PowerSgd.specs((2,), parts))
+    scales, p, q, raw = (spec.size for spec in PowerSgd().specs(parts))
     cols = int(np.ceil(np.sqrt(size)))
     rows = int(np.ceil(size / cols))
     if 2 * (rows + cols) < size:
@@ -148,10 +148,10 @@ def test_selected_values(size):
 )
 def test_numbers_that_no_encoder_produces(stream, value):
     parts = parts_of((20, 30), (5,))
-    streams = list(PowerSgd().encode(normal(605), parts, {}, Rng(0, 1)))
+    streams = list(PowerSgd().encode(normal(605), parts, step_of(0)))
     streams[stream][-1] = value
     with pytest.raises(PayloadError, match="payload holds"):
-        PowerSgd.decode((2,), streams, parts)
+        PowerSgd().decode(streams, parts)
 
 
 @pytest.mark.parametrize("rank", [1, 64])
@@ -160,6 +160,6 @@ def test_the_greatest_numbers_give_finite_values(rank, scale):
     parts = parts_of((200, 300))
     for sign in (1, -1):
         fill = (scale, 2.0, sign * 2.0**15, 0.0)
-        specs = PowerSgd.specs((rank,), parts)
+        specs = PowerSgd(rank).specs(parts)
         streams = [np.full(s.size, v, dtype=s.dtype) for s, v in zip(specs, fill, strict=True)]
-        assert (PowerSgd.decode((rank,), streams, parts) == np.float32(sign * MOST)).all()
+        assert (PowerSgd(rank).decode(streams, parts) == np.float32(sign * MOST)).all()

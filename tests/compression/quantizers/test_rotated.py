@@ -3,19 +3,18 @@
 import numpy as np
 import pytest
 
-from edgewire.compression.base import Rng
 from edgewire.compression.quantizers.drive import Drive
 from edgewire.compression.quantizers.eden import UNIT, Eden, levels_of
 from edgewire.compression.quantizers.rotation import CHUNK, random_bits, transform
-from tests.compression.quantizers.values import MOST, normal, selected
+from tests.compression.quantizers.values import MOST, normal, selected, step_of
 
 DRIVE = Drive()
 
 
 def round_trip(values, quantizer=DRIVE, seed=0):
     parts = selected(len(values))
-    streams = quantizer.encode(values, parts, {}, Rng(seed, 1))
-    return quantizer.decode(quantizer.params(), streams, parts)
+    streams = quantizer.encode(values, parts, step_of(seed))
+    return quantizer.decode(streams, parts)
 
 
 def nmse(decoded, values):
@@ -73,7 +72,7 @@ def test_decoding_by_hand():
         random = [1 - 2 * (word >> i & 1) for i in range(at, at + size)]
         expected += (scale * np.array(random) * (hadamard(size) @ signs))[:length].tolist()
         at += size
-    assert Drive.decode((), (seed, scales, bits), parts).tolist() == expected
+    assert Drive().decode((seed, scales, bits), parts).tolist() == expected
 
 
 def drawn(kind, size=1 << 16):
@@ -94,9 +93,9 @@ def test_scales_are_finite():
 
 def test_the_greatest_scale_gives_finite_values():
     parts = selected(100)
-    seed, _, bits = Drive().encode(drawn("gauss", 100), parts, {}, Rng(0, 1))
+    seed, _, bits = Drive().encode(drawn("gauss", 100), parts, step_of(0))
     greatest = np.array([MOST], dtype="<f4")
-    assert np.abs(Drive.decode((), (seed, greatest, bits), parts)).max() == np.float32(MOST)
+    assert np.abs(Drive().decode((seed, greatest, bits), parts)).max() == np.float32(MOST)
 
 
 # The paper's squared errors for large chunks, and those of the best scale (Max 1960, table I).

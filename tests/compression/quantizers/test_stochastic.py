@@ -7,9 +7,10 @@ Hoeffding's, with Bonferroni over the coordinates, so it is no approximation. Th
 import numpy as np
 import pytest
 
-from edgewire.compression.base import Rng, TensorSlices
+from edgewire.compression.base import TensorSlices
 from edgewire.compression.quantizers.qsgd import Qsgd
 from edgewire.compression.quantizers.ternary import Ternary
+from tests.compression.quantizers.values import step_of
 
 ALARM = 1e-6
 LEAST = float(np.finfo(np.float32).smallest_subnormal)
@@ -41,8 +42,8 @@ def means(quantizer, values: np.ndarray) -> np.ndarray:
     parts = TensorSlices(np.array([0, len(tiled)]))
     total = np.zeros(len(values))
     for seed in range(SEEDS):
-        streams = quantizer.encode(tiled, parts, {}, Rng(seed, 1))
-        decoded = quantizer.decode(quantizer.params(), streams, parts)
+        streams = quantizer.encode(tiled, parts, step_of(seed))
+        decoded = quantizer.decode(streams, parts)
         total += decoded.reshape(TILES, -1).mean(axis=0, dtype=np.float64)
     return total / SEEDS
 
@@ -81,11 +82,11 @@ def test_qsgd_takes_a_neighbouring_level(quantizer):
     values = some_values()
     steps = steps_of(quantizer, values)
     parts = TensorSlices(np.array([0, N]))
-    scales, levels = quantizer.encode(values, parts, {}, Rng(0, 1))
+    scales, levels = quantizer.encode(values, parts, step_of(0))
     np.testing.assert_allclose(np.repeat(scales, quantizer.bucket), steps, rtol=3e-7)
     assert (np.abs(levels - values / steps) < 1 + 1e-4).all()
     np.testing.assert_array_equal(
-        quantizer.decode(quantizer.params(), (scales, levels), parts),
+        quantizer.decode((scales, levels), parts),
         levels * np.repeat(scales, quantizer.bucket),
     )
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from edgewire.compression.base import TensorSlices
+from edgewire.compression.base import StepContext, TensorSlices
+from edgewire.compression.layout import Layout
 
 MOST = float(np.finfo(np.float32).max)
 LEAST = float(np.finfo(np.float32).smallest_subnormal)
@@ -33,6 +34,11 @@ def selected(*sizes: int) -> TensorSlices:
 
 def whole(values: np.ndarray) -> TensorSlices:
     return TensorSlices(np.array([0, len(values)]))
+
+
+def step_of(seed: int, memory: dict[str, np.ndarray] | None = None) -> StepContext:
+    """Return a quantizer's context, with this memory or an empty one."""
+    return StepContext(Layout((), (), ()), {} if memory is None else memory, (seed, 1))
 
 
 def normal(size: int) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewire.compression.base import Rng, SparsifyContext
+from edgewire.compression.base import StepContext
 from edgewire.compression.decoder import decode_update
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
@@ -38,7 +38,7 @@ def run(sparsifier, steps, losses=None):
     for number in range(steps):
         loss = None if losses is None else losses[number]
         g = update(number)
-        yield g, sparsifier.select(g, SparsifyContext(LAYOUT, memory, Rng(number, 0), loss)), memory
+        yield g, sparsifier.select(g, StepContext(LAYOUT, memory, (number, 0), loss)), memory
 
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.29, 1.0])
@@ -89,7 +89,7 @@ def test_a_sampled_threshold_drops_about_the_share():
     big = Layout(("w",), ((1000, 500),), ("float32",))
     g = np.random.default_rng(0).normal(size=big.size).astype(np.float32)
     chosen = make("gradient_dropping", cut="sampled", drop=0.99).select(
-        g, SparsifyContext(big, {}, Rng(1, 0))
+        g, StepContext(big, {}, (1, 0))
     )
     # 10 entries of a sample of 1,000 exceed the threshold: the share sent is 1 % +- 5 * 0.32 %.
     assert 0 < len(chosen.indices) < 0.026 * big.size
@@ -104,7 +104,7 @@ def test_a_rescaled_random_selection_is_unbiased_and_keeps_no_residual():
         g, total, draws = update(), np.zeros(N), 1500
         for seed in range(draws):
             memory = {}
-            indices, values, _ = sparsifier.select(g, SparsifyContext(LAYOUT, memory, Rng(seed, 0)))
+            indices, values, _ = sparsifier.select(g, StepContext(LAYOUT, memory, (seed, 0)))
             total[indices] += values
             assert not memory
         spread = np.abs(g) * np.sqrt(3 / draws)  # a value is 4 g with probability 1/4
@@ -189,9 +189,7 @@ def test_esgd_follows_its_algorithm(residual):
     for number, loss in enumerate(losses):
         g = update(number)
         fresh = dict(memory)
-        indices, values, same = sparsifier.select(
-            g, SparsifyContext(LAYOUT, memory, Rng(number, 0), loss)
-        )
+        indices, values, same = sparsifier.select(g, StepContext(LAYOUT, memory, (number, 0), loss))
         sent, k = set(indices.tolist()), count(0.25, N)
         assert len(sent) == k
         chosen, queue, new, better = esgd_by_hand(
@@ -219,11 +217,11 @@ def test_esgd_prefers_coordinates_of_high_hidden_weight():
     """One coordinate of twenty has the hidden weight H = 1000, so it is nearly always drawn."""
     sparsifier = make("esgd", drop=0.9, cap=0.0)
     memory = {}
-    sparsifier.select(update(), SparsifyContext(LAYOUT, memory, Rng(0, 0), 1.0))
+    sparsifier.select(update(), StepContext(LAYOUT, memory, (0, 0), 1.0))
     heavy = np.arange(0, N, 20)
     memory["hidden"][:] = 0
     memory["hidden"][heavy] = 1000
-    indices, _, _ = sparsifier.select(update(1), SparsifyContext(LAYOUT, memory, Rng(1, 0), 2.0))
+    indices, _, _ = sparsifier.select(update(1), StepContext(LAYOUT, memory, (1, 0), 2.0))
     assert np.isin(heavy, indices).mean() > 0.9
 
 
@@ -285,7 +283,7 @@ def test_cesgd_draws_with_its_probabilities(operator, scope):
     drawn = np.zeros(N)
     for seed in range(draws):
         memory = {"loss": np.array([1.0]), "map": weights.copy(), "sent": np.zeros(N, bool)}
-        drawn[sparsifier.select(g, SparsifyContext(LAYOUT, memory, Rng(seed, 0), 2.0)).indices] += 1
+        drawn[sparsifier.select(g, StepContext(LAYOUT, memory, (seed, 0), 2.0)).indices] += 1
     p = np.empty(N)
     for start, stop in pairwise(LAYOUT.offsets if scope == "tensor" else [0, N]):
         m = weights[start:stop] / weights[start:stop].max()
@@ -306,7 +304,7 @@ def test_cesgd_speculates_on_rarely_sent_coordinates():
     weights[: N // 2] = 10
     weights[LAYOUT.offsets[1:-1]] = 10  # every tensor has an entry that was seen
     memory = {"loss": np.array([1.0]), "map": weights.copy(), "sent": np.zeros(N, bool)}
-    indices, _, _ = sparsifier.select(update(), SparsifyContext(LAYOUT, memory, Rng(0, 0), 2.0))
+    indices, _, _ = sparsifier.select(update(), StepContext(LAYOUT, memory, (0, 0), 2.0))
     rare = indices[weights[indices] == 0]
     assert len(rare) == pytest.approx(0.05 * N, abs=3)
 
@@ -374,7 +372,7 @@ def test_each_chunk_sends_its_largest_entries(shapes, chunk, density, seed):
     chosen = []
     for each, scope in ((layout, "chunk"), (cut, "tensor")):
         method = TopK(density=density, scope=scope, chunk_size=chunk)
-        chosen.append(method.choose(update, SparsifyContext(each, {}, Rng(0, 0))))
+        chosen.append(method.choose(update, StepContext(each, {}, (0, 0))))
     np.testing.assert_array_equal(*chosen)
 
 
@@ -403,7 +401,7 @@ def test_the_fewest_entries_hold_a_share_of_the_energy(values, share):
 @given(st.integers(0, 2**32), st.floats(0.01, 0.99), st.floats(0.01, 10), st.floats(0.01, 10))
 def test_more_fidelity_sends_the_same_entries_and_more(seed, energy, one, other):
     update = np.random.default_rng(seed).standard_t(3, size=N).astype(np.float32)
-    step = SparsifyContext(LAYOUT, {}, Rng(0, 0))
+    step = StepContext(LAYOUT, {}, (0, 0))
     few, many = (
         Energy(energy=energy, fidelity=str(each)).choose(update, step)
         for each in sorted((one, other))
@@ -413,9 +411,7 @@ def test_more_fidelity_sends_the_same_entries_and_more(seed, energy, one, other)
 
 @pytest.mark.parametrize("fidelity", ["1e20", "1e308"])
 def test_a_huge_fidelity_sends_all_entries(fidelity):
-    chosen = Energy(energy=0.9, fidelity=fidelity).choose(
-        update(), SparsifyContext(LAYOUT, {}, Rng(0, 0))
-    )
+    chosen = Energy(energy=0.9, fidelity=fidelity).choose(update(), StepContext(LAYOUT, {}, (0, 0)))
     assert len(chosen) == N
 
 
@@ -423,7 +419,7 @@ def test_a_huge_fidelity_sends_all_entries(fidelity):
 def test_the_last_updates_hold_more_energy(number, last):
     method = Energy(energy=0.2, last_energy=0.8, last_share=0.25, total_steps=20)
     update = np.random.default_rng(0).normal(size=N).astype(np.float32)
-    chosen = method.choose(update, SparsifyContext(LAYOUT, {}, Rng(0, 0), number=number))
+    chosen = method.choose(update, StepContext(LAYOUT, {}, (0, 0), number=number))
     assert len(chosen) == fewest(update, (0.2, 0.8)[last])
 
 

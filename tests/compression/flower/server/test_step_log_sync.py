@@ -238,3 +238,9 @@ def test_a_base_is_the_version_that_a_node_confirmed_last(skips, events, first):
     for node in (1, 2, 3, 4):
         base = confirmed.get(node)
         assert base_of(node) == (None if base is None or base < first else base)
+
+
+def test_an_integer_rate_is_a_float_in_messages():
+    server = Server().go()
+    server.steps.add(server.payloads[-1], 1)
+    assert [type(rate) for _, rate in server.steps.recent] == [float, float]
