@@ -34,31 +34,14 @@ class LabelTable(Dataset):  # type: ignore[misc]  # datasets has no types
     def __getitem__(self, key: Any) -> Any:
         return self._columns[key]
 
-    def unique(self, column: str) -> list[int]:
-        """Return the distinct values of a column, sorted."""
-        values: list[int] = np.unique(self._columns[column]).tolist()
-        return values
-
     def sort(self, column_names: str, **_: Any) -> "LabelTable":
         """Return the rows sorted by a column; the sort is stable."""
         order = np.argsort(self._columns[column_names], kind="stable")
         return LabelTable(**{name: column[order] for name, column in self._columns.items()})
 
     def select(self, indices: Any, **_: Any) -> NDArray[np.int64]:
-        """Return the positions in the caller's data ("index") of the rows `indices`, int64 (k,)."""
-        rows = np.fromiter(indices, np.int64) if isinstance(indices, range) else indices
-        return self._columns["index"][np.asarray(rows, np.int64)]
+        """Return the positions in the caller's data ("index") of the rows `indices`, int64 (k,).
 
-    def shard(
-        self, num_shards: int, index: int, contiguous: bool = True, **_: Any
-    ) -> NDArray[np.int64]:
-        """Return the positions in the caller's data ("index") of the rows of a shard.
-
-        The table is divided into `num_shards` shards; the first shards may have 1 row more.
+        `Dataset.shard` calls it, too.
         """
-        column = self._columns["index"]
-        if not contiguous:
-            return column[index::num_shards]
-        size, longer = divmod(len(column), num_shards)
-        start = index * size + min(index, longer)
-        return column[start : start + size + (index < longer)]
+        return self._columns["index"][np.asarray(indices, np.int64)]

@@ -189,7 +189,7 @@ def cases(tmp_path):
         ("one", "one class only"),
         ("hollow", "no image in owl/: put some into it"),
         ("half", "only one of the folders train and test"),
-        ("single", "no image of cat, dog is left to test on: add more"),
+        ("single", "has too few samples to test on a share of them: add more"),
         ("strange", "owl is no known class"),
     ],
 )

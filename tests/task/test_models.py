@@ -12,7 +12,7 @@ from edgewire.task.models import build_model
 from edgewire.task.models.parts import MODELS, register
 from edgewire.task.models.sequences import LSTM, Transformer
 from edgewire.task.models.small import wide_mlp
-from edgewire.task.models.vgg import narrow_vgg16
+from edgewire.task.models.vgg import small_vgg
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 # Numbers of parameters for 3x32x32 images and 10 classes, as in the docstrings.
@@ -160,14 +160,15 @@ def test_each_name_is_used_once():
 
 
 def test_a_narrow_vgg16_is_vgg16_at_full_width():
-    whole = narrow_vgg16(3, 32, width=64)
+    whole = small_vgg("D", True, 3, 32, 10)
     assert count(whole) == PARAMETERS["vgg16"]
     named = build_model("vgg16", channels=3, size=32, classes=10)
     assert [p.shape for p in whole.parameters()] == [p.shape for p in named.parameters()]
-    narrow = narrow_vgg16()
+    narrow = small_vgg("D", True, 1, 28, 10, width=8)
     assert count(narrow) == 232_130
     assert narrow(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
-    assert not any("Norm" in type(m).__name__ for m in narrow_vgg16(batch_norm=False).modules())
+    plain = small_vgg("D", False, 1, 28, 10, width=8)
+    assert not any("Norm" in type(m).__name__ for m in plain.modules())
 
 
 def test_a_wide_mlp_is_the_mlp_with_its_hidden_units():

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import Data, reads_as, shown
-from edgewire.task.datasets.files import class_ids, class_names, data_of, files_of
+from edgewire.task.datasets.data import Data, Split, reads_as, shown
+from edgewire.task.datasets.files import class_ids, class_names, data_of, files_of, group_ids
 from edgewire.task.errors import NoData, TaskError
 from edgewire.task.tensors import Tensors, only
 from edgewire.task.transforms import ImageTransform, Standardize
@@ -75,21 +75,24 @@ def npz(
         )
     targets, found = _targets(parts, place, target, classes, on_device)
     grouped = group is not None and (group in train or not on_device)  # a device needs no groups
-    groups = [_array(each, place, str(group), "group") for each in parts] if grouped else None
-    samples = list[Tensors]()
-    for part in parts:
+    groups: Sequence[Tensor | None] = [None] * len(parts)
+    people = tuple[str, ...]()
+    if grouped:
+        groups, people = group_ids(*(_array(each, place, str(group), "group") for each in parts))
+    splits = []
+    for part, *others in zip(parts, targets, groups, strict=True):
         chosen = {name: _tensor(_array(part, place, name, "inputs"), name) for name in names}
         values: Tensors = chosen[names[0]] if len(names) == 1 else chosen
-        samples.append(_images(values) if images else values)
+        splits.append(Split(_images(values) if images else values, *others))
     transform: Any = Standardize(tuple(mean or ()), tuple(std or ()))
     if images:
-        channels = only(samples[0]).shape[1]
+        channels = only(splits[0].inputs).shape[1]
         transform = ImageTransform(
             tuple(mean or (0.5,) * channels), tuple(std or (0.25,) * channels)
         )
     return data_of(
-        samples, targets, groups, test_share, on_device, root,
-        transform=transform, class_names=found,
+        splits, test_share, on_device, root,
+        transform=transform, class_names=found, group_names=people,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from edgewire.task import DEFAULT_ROOT
 from edgewire.task.errors import TaskError, described
 from edgewire.task.tables.columns import Columns
-from edgewire.task.tensors import Tensors, count, leaves, mapped, only, taken
+from edgewire.task.tensors import Tensors, count, leaves, mapped, only, rows, taken
 from edgewire.task.transforms import ImageTransform, LogMel, unchanged
 
 MOST_READ = 1 << 26  # entries of a tensor in which NaN is looked for
@@ -55,6 +55,11 @@ class Split:
         """Return the samples at the positions `index`, int64 (k,)."""
         groups = None if self.groups is None else self.groups[index]
         return Split(taken(self.inputs, index), taken(self.targets, index), groups)
+
+    def rows(self, start: int, stop: int) -> "Split":
+        """Return views of the samples `start` to `stop` - 1."""
+        groups = None if self.groups is None else self.groups[start:stop]
+        return Split(rows(self.inputs, start, stop), rows(self.targets, start, stop), groups)
 
 
 @dataclass(frozen=True, eq=False)

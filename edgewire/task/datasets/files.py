@@ -108,20 +108,16 @@ def class_ids(values: NDArray[np.str_], names: Sequence[str]) -> torch.Tensor:
 
 
 def data_of(
-    inputs: Sequence[Tensors],
-    targets: Sequence[Tensors],
-    groups: Sequence[NDArray[np.generic]] | Sequence[Tensor] | None,
+    splits: Sequence[Split],
     share: float,
     on_device: bool,
     root: str | None,
     *,
     transform: Callable[[Tensors], Tensors] = unchanged,
     class_names: tuple[str, ...] = (),
+    group_names: tuple[str, ...] = (),
 ) -> Data:
     """Return data of a training split and, if there is one, a test split.
-
-    `inputs`, `targets`: those of each split. `groups`: each sample's user, writer or sensor, (N,)
-    for each split: tensors of their numbers, or arrays of any type; None: there are none.
 
     Without a test split a share of the training samples becomes it. It is drawn, always in the same
     way: of each class, if there are classes. A device's own samples are all for training;
@@ -133,14 +129,6 @@ def data_of(
     if not 0 <= share < 1:
         raise TaskError(f"dataset.test_share={share}: give a share from 0 to below 1")
     place = shown(Path(root or DEFAULT_ROOT))
-    ids: Sequence[Tensor | None] = [None] * len(inputs)
-    names: tuple[str, ...] = ()
-    if groups is not None:
-        numbers = [each for each in groups if isinstance(each, Tensor)]
-        ids = numbers
-        if not numbers:
-            ids, names = group_ids(*(each for each in groups if not isinstance(each, Tensor)))
-    splits = [Split(*columns) for columns in zip(inputs, targets, ids, strict=True)]
     for part, split in zip(("train", "test"), splits, strict=False):
         expect_rows(f"{place}: {part}", split)
     train, *tests = splits
@@ -152,7 +140,7 @@ def data_of(
         train, test = holdout(train, share, by_class=bool(class_names))
         if not len(test):
             raise TaskError(f"{place} has too few samples to test on a share of them: add more")
-    return Data(train, test, transform, len(class_names), class_names, names)
+    return Data(train, test, transform, len(class_names), class_names, group_names)
 
 
 def group_ids(*parts: NDArray[np.generic]) -> tuple[list[torch.Tensor], tuple[str, ...]]:

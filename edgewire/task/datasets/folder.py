@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import Data, Split, holdout, reads_as, shown
-from edgewire.task.datasets.files import read_each
+from edgewire.task.datasets.data import Data, Split, reads_as, shown
+from edgewire.task.datasets.files import data_of, read_each
 from edgewire.task.errors import MissingOption, NoData, TaskError, listed
 from edgewire.task.tensors import only
 from edgewire.task.transforms import ImageTransform
@@ -48,44 +48,39 @@ def imagefolder(
         TaskError: no folder, no image, an unknown class, or an image that cannot be read.
     """
     path, size = Path(root or DEFAULT_ROOT), size or DEFAULT_SIZE
-    if on_device:
-        if not classes:
-            raise MissingOption(
-                "a device's own folder needs the names of all the run's classes, as in "
-                "dataset.classes=[cat,dog]"
-            )
-        split, names = load_folder(path, classes, size), sorted({*classes})
-        return Data(split, split, PHOTOS, len(names), tuple(names))
-    if (path / "train").is_dir() != (path / "test").is_dir():
-        raise TaskError(f"{shown(path)} has only one of the folders train and test: add the other")
-    split_by_user = (path / "train").is_dir()
-    source = path / "train" if split_by_user else path
     given = {*(classes or ())}  # of any text, such as ../x: none is looked up
-    there = {each.name for each in path.glob("*") if each.is_dir()}
-    if given and not there & {"train", *given}:
-        raise NoData(f"{shown(path)} is not a folder with these classes: give dataset.root=FOLDER")
-    names = sorted(given) or class_folders(source)
-    train = load_folder(source, names, size)
-    counts = torch.bincount(only(train.targets), minlength=len(names)).tolist()
-    if len(names) < 2:
-        raise TaskError(f"{shown(source)} has one class only, {names[0]}: add images of another")
-    if 0 in counts:
-        empty = names[counts.index(0)]
-        raise TaskError(
-            f"{shown(source)} has no image in {empty}/: put some into it, or leave the class out"
+    if on_device and not given:
+        raise MissingOption(
+            "a device's own folder needs the names of all the run's classes, as in "
+            "dataset.classes=[cat,dog]"
         )
-    if split_by_user:
-        test = load_folder(path / "test", names, size)
-    else:
-        train, test = holdout(train, 0.2)
-    tests = torch.bincount(only(test.targets), minlength=len(names)).tolist()
-    bare = [name for name, count in zip(names, tests, strict=True) if not count]
-    none = f"{shown(path)}: no image of {listed(bare)} is left to test on: add more"
-    if len(bare) == len(names):
-        raise TaskError(none)
-    if bare:
-        log.warning("%s", none)
-    return Data(train, test, PHOTOS, len(names), tuple(names))
+    there = {each.name for each in path.glob("*") if each.is_dir()}
+    parts = [path / name for name in ("train", "test") if name in there and not on_device]
+    if len(parts) == 1:
+        raise TaskError(f"{shown(path)} has only one of the folders train and test: add the other")
+    if given and not on_device and not there & {"train", *given}:
+        raise NoData(f"{shown(path)} is not a folder with these classes: give dataset.root=FOLDER")
+    parts = parts or [path]
+    names = tuple(sorted(given) or class_folders(parts[0]))
+    splits = [load_folder(each, names, size) for each in parts]
+    data = data_of(splits, 0.2, on_device, root, transform=PHOTOS, class_names=names)
+    if on_device:
+        return data
+    if len(names) < 2:
+        raise TaskError(f"{shown(parts[0])} has one class only, {names[0]}: add images of another")
+    for split in (data.train, data.test):
+        found = torch.bincount(only(split.targets), minlength=len(names)).tolist()
+        bare = [name for name, count in zip(names, found, strict=True) if not count]
+        if bare and split is data.train:
+            raise TaskError(
+                f"{shown(parts[0])} has no image in {bare[0]}/: put some into it, or leave the "
+                f"class out"
+            )
+        if bare:
+            log.warning(
+                "%s: no image of %s is left to test on: add more", shown(path), listed(bare)
+            )
+    return data
 
 
 def without_photos(classes: Sequence[str], size: int | None) -> Data:

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import Data, reads_as, shown
-from edgewire.task.datasets.files import class_names, data_of, read_each
+from edgewire.task.datasets.data import Data, Split, reads_as, shown
+from edgewire.task.datasets.files import class_names, data_of, group_ids, read_each
 from edgewire.task.errors import NoData, TaskError
 from edgewire.task.transforms import LogMel
 
@@ -71,15 +71,16 @@ def speech_commands(
     if not train or (test_names and not test):
         raise TaskError(f"{shown(path)}: {LISTS[test_list]} leaves no sounds to train or test on")
     parts = [train, *([test] if test else [])]
-    speakers = [np.array([_speaker(file) for file in part]) for part in parts]
+    speakers, people = group_ids(*(np.array([_speaker(file) for file in part]) for part in parts))
     waves = [
         read_each(_read, part, torch.zeros((len(part), SAMPLES), dtype=torch.int16))
         for part in parts
     ]
     labels = [torch.tensor([names.index(file.parent.name) for file in part]) for part in parts]
+    splits = [Split(*each) for each in zip(waves, labels, speakers, strict=True)]
     return data_of(
-        waves, labels, speakers, test_share, on_device, root,
-        transform=LogMel(RATE), class_names=names,
+        splits, test_share, on_device, root,
+        transform=LogMel(RATE), class_names=names, group_names=people,
     )  # fmt: skip
 
 

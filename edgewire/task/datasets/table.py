@@ -32,8 +32,7 @@ from edgewire.task.tables.read import (
 )
 from edgewire.task.tables.survey import LEAST_ROWS, Survey
 from edgewire.task.tables.transform import TableTransform
-from edgewire.task.tensors import count, only
-from edgewire.task.tensors import rows as rows_between
+from edgewire.task.tensors import only
 from edgewire.task.transforms import Standardize
 
 PLAIN = (".csv", ".csv.gz", ".tsv", ".parquet")
@@ -208,18 +207,17 @@ def _data(
     if targets is None:
         expect_there(rows.place, rows.names, [each.name for each in columns.target], "target")
     groups, names = (None, ()) if columns.group is None else _groups(rows, columns.group)
-    spans = [(0, count(inputs))] if cut is None else [(0, cut), (cut, count(inputs))]
+    whole = Split(inputs, () if targets is None else targets, groups)
     data = data_of(
-        [rows_between(inputs, *span) for span in spans],
-        [() if targets is None else rows_between(targets, *span) for span in spans],
-        None if groups is None else [groups[slice(*span)] for span in spans],
+        [whole] if cut is None else [whole.rows(0, cut), whole.rows(cut, len(whole))],
         test_share,
         on_device,
         root,
         transform=TableTransform([plain_of(each) for each in columns.features]),
         class_names=columns.classes,
+        group_names=names,
     )
-    return replace(data, columns=columns, group_names=names)
+    return replace(data, columns=columns)
 
 
 def without_rows(text: str) -> Data:

@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import Data, reads_as, shown
+from edgewire.task.datasets.data import Data, Split, reads_as, shown
 from edgewire.task.datasets.files import data_of
 from edgewire.task.errors import NoData, TaskError
 
@@ -45,11 +44,11 @@ def uci_har(root: str | None = None, on_device: bool = False) -> Data:
             f"dataset.root=FOLDER, in which the archive from archive.ics.uci.edu is unpacked"
         )
     parts = ("train",) if on_device else ("train", "test")
-    inputs, targets, groups = zip(*(_read(path, part) for part in parts), strict=True)
-    return data_of(inputs, targets, groups, 0.0, on_device, root, class_names=ACTIVITIES)
+    splits = [_read(path, part) for part in parts]
+    return data_of(splits, 0.0, on_device, root, class_names=ACTIVITIES)
 
 
-def _read(path: Path, part: str) -> tuple[Tensor, Tensor, Tensor]:
+def _read(path: Path, part: str) -> Split:
     """Return the windows of a split, their classes and their subjects."""
     folder = path / part
     signals = [
@@ -67,7 +66,7 @@ def _read(path: Path, part: str) -> tuple[Tensor, Tensor, Tensor]:
             f"finite, and all files have as many rows"
         )
     windows = torch.from_numpy(np.stack(signals, axis=1))
-    return windows, torch.from_numpy(labels - 1), torch.from_numpy(subjects)
+    return Split(windows, torch.from_numpy(labels - 1), torch.from_numpy(subjects))
 
 
 def _numbers(file: Path, kind: type[np.generic]) -> NDArray[np.generic]:

@@ -10,21 +10,14 @@ from torch import nn
 from edgewire.task.models.parts import stem
 
 
-def narrow_vgg16(
-    channels: int = 1, size: int = 28, classes: int = 10, width: int = 8, batch_norm: bool = True
-) -> nn.Module:
-    """Return VGG-16 for images (channels, size, size) below 64 pixels, with fewer channels.
-
-    `width`: the channels of the first layer, 64 in the paper; those of all others in proportion.
-    232,130 parameters with the default options.
-    """
-    return small_vgg("D", batch_norm, channels, size, classes, width)
-
-
 def small_vgg(
     layers: str, batch_norm: bool, channels: int, size: int, classes: int, width: int = 64
 ) -> nn.Module:
-    """Return VGG for images (channels, size, size) below 64 pixels; `layers`: as in torchvision."""
+    """Return VGG for images (channels, size, size) below 64 pixels.
+
+    `layers`: as in torchvision. `width`: the channels of the first layer, 64 in the paper; those of
+    all others in proportion.
+    """
     from torchvision.models import vgg
 
     # Building torchvision's whole model would initialise 119 million weights of its classifier.

@@ -63,15 +63,12 @@ def ids_of(rows: Rows, columns: Columns) -> tuple[str, list[Any]] | None:
     return repeated
 
 
-def inputs_of(source: Any, columns: Columns) -> Tensors:
+def inputs_of(rows: Rows, columns: Columns) -> Tensors:
     """Return the raw inputs of all rows, as `TableTransform` takes them.
 
     They are float64 (N, columns), or for windows float32 (N, channels, length), or both. Raises
     `TaskError` in one line for absent columns, and for cells of another kind.
-
-    `source`: as for `files.read`, or rows that were read already.
     """
-    rows = source if isinstance(source, Rows) else rows_of(source, columns)
     places = located(rows, [each.name for each in columns.features])
     matrix, channels, wrong, unlike = list[Floats](), [], [], list[str]()
     for column in columns.features:
@@ -105,13 +102,12 @@ def _unlike(column: Column, cells: Any, values: Floats) -> Iterator[str]:
         yield f"{100 * gaps.mean():.3g} % of {name} has no value"
 
 
-def targets_of(source: Any, columns: Columns) -> Tensor | None:
+def targets_of(rows: Rows, columns: Columns) -> Tensor | None:
     """Return the targets of all rows; None if the table has no column of the target.
 
     Classes are int64 (N,), a number float32 (N,), and several float32 (N, k). Raises `TaskError` in
     one line for an unknown class, and for a cell without a value.
     """
-    rows = source if isinstance(source, Rows) else rows_of(source, columns)
     wanted = [each.name for each in columns.target]
     if not {*wanted} & {*rows.names}:
         return None

@@ -32,17 +32,6 @@ class TableTransform(nn.Module):
     `features`: the fields of `Column` for each feature.
     """
 
-    numbers: Tensor
-    mean: Tensor
-    std: Tensor
-    waves: Tensor
-    rates: Tensor
-    texts: Tensor
-    codes: Tensor
-    gaps: Tensor
-    window_mean: Tensor
-    window_std: Tensor
-
     def __init__(self, features: Sequence[Mapping[str, Any]]) -> None:
         super().__init__()
         self.features = tuple(Column(**each) for each in features)
@@ -57,19 +46,19 @@ class TableTransform(nn.Module):
                 texts += [(place, code) for code in range(len(each.values) + each.other)]
         gaps = [place for place, each in enumerate(rows) if each.missing]
 
-        def keep(name: str, values: Sequence[float], kind: torch.dtype = torch.float64) -> None:
-            self.register_buffer(name, torch.tensor(values, dtype=kind), persistent=False)
+        def kept(values: Sequence[float], kind: torch.dtype = torch.float64) -> Tensor:
+            return nn.Buffer(torch.tensor(values, dtype=kind), persistent=False)
 
-        keep("numbers", numbers, torch.int64)
-        keep("mean", [rows[place].mean for place in numbers])
-        keep("std", [rows[place].std or 1.0 for place in numbers])
-        keep("waves", [place for place, _ in waves], torch.int64)
-        keep("rates", [rate for _, rate in waves])
-        keep("texts", [place for place, _ in texts], torch.int64)
-        keep("codes", [code for _, code in texts])
-        keep("gaps", gaps, torch.int64)
-        keep("window_mean", [each.mean for each in windows], torch.float32)
-        keep("window_std", [each.std or 1.0 for each in windows], torch.float32)
+        self.numbers = kept(numbers, torch.int64)
+        self.mean = kept([rows[place].mean for place in numbers])
+        self.std = kept([rows[place].std or 1.0 for place in numbers])
+        self.waves = kept([place for place, _ in waves], torch.int64)
+        self.rates = kept([rate for _, rate in waves])
+        self.texts = kept([place for place, _ in texts], torch.int64)
+        self.codes = kept([code for _, code in texts])
+        self.gaps = kept(gaps, torch.int64)
+        self.window_mean = kept([each.mean for each in windows], torch.float32)
+        self.window_std = kept([each.std or 1.0 for each in windows], torch.float32)
         self.width = len(numbers) + 2 * len(waves) + len(texts) + len(gaps)
 
     def forward(self, inputs: Tensors) -> Tensors:

@@ -138,7 +138,7 @@ def test_codes_keep_their_zeros(form, tmp_path):
     columns = table(file, "churn").columns
     assert sorted(columns.features[-1].values) == ["01067", "99084"]
     for source in (file, frame):
-        found = inputs_of(source, columns)[:, -1].tolist()
+        found = inputs_of(rows_of(source, columns), columns)[:, -1].tolist()
         names = [
             None if place != place else columns.features[-1].values[int(place)] for place in found
         ]
@@ -190,12 +190,14 @@ def test_rows_of_known_columns_are_refused_in_one_line(tmp_path):
         (pandas.concat([good, good], axis=1), "2 columns age"),
     ):
         with pytest.raises(TaskError, match=line):
-            inputs_of(frame, data.columns)
+            inputs_of(rows_of(frame, data.columns), data.columns)
     for value, line in (("maybe", "an unknown class \\('maybe'\\) in row 1"), (None, "no value")):
         with pytest.raises(TaskError, match=line):
-            targets_of(good.assign(churn=value), data.columns)
-    assert targets_of(good.drop(columns="churn"), data.columns) is None
-    new = data.prepared(inputs_of(good[:1].assign(plan="gold", age=None), data.columns))
+            targets_of(rows_of(good.assign(churn=value), data.columns), data.columns)
+    without = rows_of(good.drop(columns="churn"), data.columns)
+    assert targets_of(without, data.columns) is None
+    one = rows_of(good[:1].assign(plan="gold", age=None), data.columns)
+    new = data.prepared(inputs_of(one, data.columns))
     assert new.tolist() == [[0, 0, 0]]  # an unknown text, and a gap that no training row had
 
 
@@ -232,7 +234,7 @@ def test_dates_as_texts_are_those_of_a_file(tmp_path):
     learned = [table(each, "churn").columns for each in files]
     kinds = [[(c.name, c.kind) for c in each.features[-2:]] for each in learned]
     assert kinds == 2 * [[("day", "date"), ("at", "time")]]
-    found = [inputs_of(each, c) for c in learned for each in (*files, frame)]
+    found = [inputs_of(rows_of(each, c), c) for c in learned for each in (*files, frame)]
     assert all(torch.equal(found[0], each) for each in found[1:])
 
 
@@ -263,7 +265,8 @@ def test_columns_unlike_those_of_the_training_are_named(case, tmp_path, caplog):
     changed, line = UNLIKE[case]
     data = table(file_of(tmp_path, GOOD), "churn")
     assert not caplog.records
-    inputs_of(pandas.DataFrame({**GOOD, **changed}), data.columns)
+    rows = rows_of(pandas.DataFrame({**GOOD, **changed}), data.columns)
+    inputs_of(rows, data.columns)
     assert [line in each.message for each in caplog.records] == [True] * bool(line)
 
 

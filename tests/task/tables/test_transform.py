@@ -15,7 +15,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from edgewire.task.datasets.table import table
 from edgewire.task.tables.columns import Columns
-from edgewire.task.tables.read import inputs_of, targets_of
+from edgewire.task.tables.read import inputs_of, rows_of, targets_of
 from edgewire.task.tables.transform import TableTransform
 
 ROWS = 400
@@ -134,10 +134,11 @@ def test_inputs_are_those_of_scikit_learn(form, holes, tmp_path):
         columns, texts = names[:-1], [f"column{number}" for number in (1, 3, 5)]
         numbers = [name for name in columns if name not in texts]
         expected = reference(given[columns], numbers, texts)
-    new = data.prepared(inputs_of(later, data.columns))  # rows that the run has not seen
+    rows = rows_of(later, data.columns)  # that the run has not seen
+    new = data.prepared(inputs_of(rows, data.columns))
     assert_same_columns(new.numpy(), expected.transform(later[columns]))
     assert torch.equal(
-        targets_of(later, data.columns), torch.tensor((later[target] == good).to_numpy()).long()
+        targets_of(rows, data.columns), torch.tensor((later[target] == good).to_numpy()).long()
     )
 
 
@@ -201,7 +202,7 @@ def test_lists_are_windows(rows, tmp_path):
     np.testing.assert_allclose(found[1] if rows else found, scaled, atol=2e-6)
     if rows:
         assert found[0].shape == (30, 1)
-    again = inputs_of(given, data.columns)
+    again = inputs_of(rows_of(given, data.columns), data.columns)
     assert torch.equal(
         again[1] if rows else again, data.train.inputs[1] if rows else data.train.inputs
     )
@@ -218,8 +219,8 @@ def test_a_transform_is_made_again_by_its_arguments(tmp_path):
     arrow = pyarrow.Table.from_pandas(frame(holes=0.1))
     parquet.write_table(arrow, tmp_path / "t.parquet")
     assert torch.equal(
-        inputs_of(arrow, data.columns).nan_to_num(-9),
-        inputs_of(tmp_path / "t.parquet", data.columns).nan_to_num(-9),
+        inputs_of(rows_of(arrow, data.columns), data.columns).nan_to_num(-9),
+        inputs_of(rows_of(tmp_path / "t.parquet", data.columns), data.columns).nan_to_num(-9),
     )
 
 
