@@ -8,17 +8,15 @@ from statistics import fmean
 
 from rich.table import Table
 
-from edgewire.conf.network import Network, network_named
+from edgewire.conf.network import network_named
 from edgewire.report.energy import RADIOS, joules
 from edgewire.report.estimate import Estimate, estimate, paired
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.link_time import own_links, seconds_over, spent
 from edgewire.report.metric import MainMetric, main_of
-from edgewire.report.runs import Run, by_seed, number, read_settings, whole_bytes
+from edgewire.report.runs import Run, by_seed, number, whole_bytes
 
 LINK = "lora"  # of the columns of times and energy, if the runs have no network
-# with these options of a strategy the link decides which replies are used
-DECIDED_BY_LINK = ("strategy.deadline", "strategy.quorum")
 PERCENT = 3.0  # of an error or a perplexity are as much as one point of a share
 LOSS, GAIN, NO_LOSS, UNCLEAR, ONE_SEED = "a loss", "a gain", "no loss seen", "unclear", "one seed"
 FORMS = (human_bytes, human_bytes, human_seconds, "{:.3g} J".format)  # of `costs`
@@ -73,10 +71,10 @@ def costs(run: Run, link: str) -> tuple[float, float, float | None, float | None
 
     `link`: as in `comparison`. None: there is no estimate, or the link's radio is not known.
     """
-    settings = {} if run.folder is None else read_settings(run.folder)
-    network = own_links(settings) if link else network_named(LINK)
-    seconds = run.result["virtual_seconds"] if link else [None, *times_over(run, network)][-1]
-    progress, _ = spent(run.history(), run.result, settings)
+    network = own_links(run.configuration) if link else network_named(LINK)
+    told = run.history(), run.result, run.configuration
+    seconds = run.result["virtual_seconds"] if link else [None, *seconds_over(network, *told)][-1]
+    progress, _ = spent(*told)
     radio, energy = RADIOS.get(link or LINK), None
     if radio and progress and seconds is not None:
         energy = joules(radio, network, progress[-1], seconds)
@@ -116,14 +114,3 @@ def judged(difference: Estimate, metric: MainMetric, base: float) -> str:
 def signed(difference: Estimate, places: int) -> str:
     """Return a difference with its sign and its interval, with `places` decimals."""
     return "+" * (round(difference.mean, places) > 0) + difference.text(places)
-
-
-def times_over(run: Run, link: Network) -> list[float | None]:
-    """Return the estimated seconds over a link until each row of a run's history.
-
-    They are None if the link would decide which replies are used, and for a run without a folder.
-    """
-    settings, rows = {} if run.folder is None else read_settings(run.folder), run.history()
-    if any(settings.get(key, "null") not in ("null", "1", "1.0") for key in DECIDED_BY_LINK):
-        return [None] * len(rows)
-    return seconds_over(link, rows, run.result, settings)

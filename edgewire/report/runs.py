@@ -114,6 +114,11 @@ class Run:
         """The overrides as one line of text, sorted by their keys."""
         return in_order(self.overrides)
 
+    @cached_property
+    def configuration(self) -> dict[str, str]:
+        """What `read_settings` returns; {} for a run from an archive."""
+        return {} if self.folder is None else read_settings(self.folder)
+
     @property
     def key(self) -> tuple[str, int]:
         """The run's settings and seed; of several runs with the same key only the last counts."""

@@ -37,7 +37,6 @@ from edgewire.report.runs import (
     read_history,
     read_overrides,
     read_result,
-    read_settings,
     varying,
     whole_bytes,
     with_effect,
@@ -97,8 +96,8 @@ class ReportGroup(Group):
     def settings(self) -> dict[str, str]:
         """The resolved configuration of the first run, flat: key -> text; else the overrides."""
         for run in self.runs:
-            if run.folder is not None and (found := read_settings(run.folder)):
-                return with_effect(found)
+            if found := with_effect(run.configuration):
+                return found
         return {key: one_line(value) for key, value in self.overrides.items()}
 
     @cached_property
