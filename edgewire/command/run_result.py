@@ -19,7 +19,6 @@ from edgewire.conf.network import Network, network_named
 from edgewire.report.comparison import LINK, comparison, table_of
 from edgewire.report.curves import evenly, is_plain, legend
 from edgewire.report.link_time import seconds_over
-from edgewire.report.metric import main_of
 from edgewire.report.notebook_card import card, curve_svg
 from edgewire.report.reader import ResultsError, folders, read_json, read_yaml, reading
 from edgewire.report.runs import (
@@ -39,6 +38,7 @@ from edgewire.report.runs import (
     whole_bytes,
 )
 from edgewire.report.summary import answers, evaluations, interval_of, screen, trained
+from edgewire.task.metric import main_of
 
 if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
     import pandas as pd

@@ -13,8 +13,8 @@ from edgewire.report.energy import RADIOS, joules
 from edgewire.report.estimate import Estimate, estimate, paired
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.link_time import own_links, seconds_over, spent
-from edgewire.report.metric import MainMetric, main_of
 from edgewire.report.runs import Run, by_seed, number, whole_bytes
+from edgewire.task.metric import Metric, main_of
 
 LINK = "lora"  # of the columns of times and energy, if the runs have no network
 PERCENT = 3.0  # of an error or a perplexity are as much as one point of a share
@@ -86,19 +86,19 @@ def sizes(run: Run) -> tuple[float, float]:
     return whole_bytes(run.result, "uplink")[0], whole_bytes(run.result, "downlink")[0]
 
 
-def one_point(metric: MainMetric, base: float) -> float:
+def one_point(metric: Metric, base: float) -> float:
     """Return what counts as one point, as tables show values; `base`: the uncompressed mean."""
     return 1.0 if metric.share else abs(base) * PERCENT / 100
 
 
-def verdict(difference: Estimate, metric: MainMetric, base: float) -> str:
+def verdict(difference: Estimate, metric: Metric, base: float) -> str:
     """Return a difference to the uncompressed runs, and what it says; the arguments of `judged`."""
     places, unit = (1, " points") if metric.share else (metric.places(base), "")
     text = signed(difference, places) + unit if difference.mean or difference.half else "0"
     return f"{text}: {judged(difference, metric, base)}"
 
 
-def judged(difference: Estimate, metric: MainMetric, base: float) -> str:
+def judged(difference: Estimate, metric: Metric, base: float) -> str:
     """Return what a difference to uncompressed runs says: one of the texts above.
 
     `base`: the mean of the uncompressed runs; both are in percent if the metric is a share.

@@ -16,7 +16,6 @@ from typing import Any
 
 from edgewire.report.estimate import Estimate, estimate
 from edgewire.report.format import one_line
-from edgewire.report.metric import ACCURACY, MainMetric, main_of
 from edgewire.report.reader import (
     ResultsError,
     lines_of,
@@ -28,6 +27,7 @@ from edgewire.report.reader import (
     row_in,
 )
 from edgewire.report.reader import folders as folders_below
+from edgewire.task.metric import ACCURACY, Metric, main_of
 
 RESULT, HISTORY = "result.json", "history.jsonl"
 HYDRA = Path(".hydra")
@@ -70,7 +70,7 @@ Row = dict[str, Any]
 Measure = str | Callable[[Row], float | None]
 
 
-def own_numbers(metric: MainMetric) -> tuple[str, ...]:
+def own_numbers(metric: Metric) -> tuple[str, ...]:
     """Return the names of numbers that a run has for its main metric: the last and the best one."""
     return metric.name, f"best_{metric.name}"
 
@@ -105,7 +105,7 @@ class Run:
         return bool(self.result.get("diverged")) or stopped.startswith(GAVE_UP)
 
     @property
-    def metric(self) -> MainMetric:
+    def metric(self) -> Metric:
         """The run's main metric."""
         return main_of(self.result)
 
@@ -150,7 +150,7 @@ class Group:
     runs: Sequence[Run]
 
     @property
-    def metric(self) -> MainMetric:
+    def metric(self) -> Metric:
         """The main metric of the first run; the accuracy if there is no run."""
         return main_metric(self.runs)
 
@@ -169,12 +169,12 @@ class Group:
         return top / bottom if top and bottom else None
 
 
-def main_metric(runs: Iterable[Run]) -> MainMetric:
+def main_metric(runs: Iterable[Run]) -> Metric:
     """Return the main metric of the first run; the accuracy if there is no run."""
     return next((run.metric for run in runs), ACCURACY)
 
 
-def first_at(rows: Iterable[Row], bound: float, metric: MainMetric = ACCURACY) -> Row | None:
+def first_at(rows: Iterable[Row], bound: float, metric: Metric = ACCURACY) -> Row | None:
     """Return the first row that reaches a bound of the metric; or None."""
     return next((row for row in rows if metric.reaches(row[metric.name], bound)), None)
 

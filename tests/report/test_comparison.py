@@ -6,11 +6,11 @@ from edgewire.conf.network import network_named
 from edgewire.report.comparison import comparison, verdict
 from edgewire.report.estimate import Estimate
 from edgewire.report.link_time import seconds_over
-from edgewire.report.metric import ACCURACY, MainMetric
 from edgewire.report.runs import read_runs
+from edgewire.task.metric import ACCURACY, Metric
 from tests.report.made_runs import add_job, finals, made
 
-MAE = MainMetric("mae")
+MAE = Metric("mae")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from edgewire.report import progress
 from edgewire.report.format import human_bytes, human_seconds, percent
-from edgewire.report.metric import ACCURACY, MainMetric
 from edgewire.report.progress import RunProgress, progress_line, run_progress
+from edgewire.task.metric import ACCURACY, Metric
 
 
 @pytest.mark.parametrize(
@@ -93,5 +93,5 @@ def test_a_line_shows_the_known_values(tmp_path):
 
 def test_a_history_of_an_earlier_run_may_lack_the_metric(tmp_path):
     (tmp_path / "history.jsonl").write_text(json.dumps(ROW) + "\n")
-    run = RunProgress(tmp_path, MainMetric("rmse"))
+    run = RunProgress(tmp_path, Metric("rmse"))
     assert progress_line(run, 1, 10) == "round 3 of 10, rmse -, up 61.7 kB, down 2 MB, 1 s so far"

@@ -16,7 +16,6 @@ import numpy as np
 
 from edgewire.report.curves import evenly, legend
 from edgewire.report.format import NOTHING, one_line
-from edgewire.report.metric import ACCURACY, LOSS, MainMetric, fit_to_show, main_of
 from edgewire.report.reader import ResultsError, lines_of, open_file, readable, row_in
 from edgewire.report.runs import (
     HISTORY,
@@ -42,6 +41,7 @@ from edgewire.report.runs import (
     with_effect,
 )
 from edgewire.report.table import Cell, quantity, sent
+from edgewire.task.metric import ACCURACY, LOSS, Metric, fit_to_show, main_of
 
 MOST_ROWS = 120  # rows of a history that a picture uses
 COLOURED = 12  # groups that pictures draw in colour
@@ -127,7 +127,7 @@ class ReportRuns:
 
     groups: Sequence[ReportGroup]
     keys: Sequence[str]
-    metric: MainMetric
+    metric: Metric
     records: Sequence[RunRecord]
 
     @property
@@ -184,7 +184,7 @@ def labels_of(groups: Sequence[Group]) -> list[str]:
     return [label.replace("@", " ") for label in legend(groups)]
 
 
-def ranked(groups: Sequence[ReportGroup], metric: MainMetric) -> list[ReportGroup]:
+def ranked(groups: Sequence[ReportGroup], metric: Metric) -> list[ReportGroup]:
     """Number the groups that are drawn in colour: all, or of many the best."""
     able = [group for group in groups if group.metric == metric]
     if len(able) > COLOURED:
@@ -322,14 +322,14 @@ def run_so_far(folder: Path) -> Run | None:
     return Run({**with_effect(overrides), NOT_FINISHED: "yes"}, found, lambda: rows, folder)
 
 
-def metric_in(row: Row) -> MainMetric:
+def metric_in(row: Row) -> Metric:
     """Return the main metric of a run without a result: the first name after `loss` in a row."""
     after = dropwhile("loss".__ne__, row)
     name = next(islice(after, 1, None), LOSS.name)
     odd = row.get(name) is not None and number(row[name]) is None
     if odd or name in HISTORY_NUMBERS or not fit_to_show(name):
         return LOSS
-    return MainMetric(name, name in SHARES, name in SHARES)
+    return Metric(name, name in SHARES, name in SHARES)
 
 
 def why_unfinished(folder: Path) -> str:
