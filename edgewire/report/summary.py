@@ -98,11 +98,10 @@ def name_of(result: Mapping[str, Any], folder: Path) -> str:
     return f"{preset} with {chosen}" if chosen else preset
 
 
-def screen(folder: Path, page: Path | None = None) -> list[str]:
+def screen(folder: Path) -> list[str]:
     """Return the lines about a run: what is trained, the answers, and the next commands.
 
-    `page`: the page of its report; None: there is none yet. Raises `ResultsError` for a folder
-    without a result, and for a damaged one.
+    Raises `ResultsError` for a folder without a result, and for a damaged one.
     """
     with reading(folder):
         result = read_result(folder)
@@ -111,8 +110,6 @@ def screen(folder: Path, page: Path | None = None) -> list[str]:
         where = shlex.quote(str(shown(folder)))
         use = [f"python run.py predict {where} FILE", "use the model"]
         more = [f"python -m edgewire.report {where}", "curves, bytes, nodes; then: compare"]
-        if page is not None:
-            more = [f"python -m webbrowser {page.resolve().as_uri()}", "the page"]
         weak = result.get("diverged") or is_no_better(result, main_of(result))
         nexts = [more] if not result["client_updates"] else [more, use] if weak else [use, more]
         return [trained(result, folder), *laid_out(rows), *next_lines(rows, *nexts)]
@@ -246,7 +243,7 @@ def _measured(result: Row, folder: Path, main: Metric, settings: Mapping[str, st
 def evaluations(result: Row, folder: Path) -> list[Row]:
     """Return the rows of a run's history with an evaluation; none if it is damaged."""
     name = main_of(result).name
-    rows = readable(read_history, folder / HISTORY, name) or []
+    rows = readable(read_history, folder / HISTORY) or []
     return [row for row in rows if row.get(name) is not None]
 
 
