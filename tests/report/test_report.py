@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from edgewire.report import progress
-from edgewire.report.format import human_bytes, human_seconds, percent
+from edgewire.report.format import human_bytes, human_seconds
 from edgewire.report.progress import RunProgress, progress_line, run_progress
 from edgewire.task.metric import ACCURACY, Metric
 
@@ -23,7 +23,7 @@ from edgewire.task.metric import ACCURACY, Metric
             (human_seconds, 0.5, "0.5 s"),
         ),
         *((human_seconds, 245, "4 min 05 s"), (human_seconds, 7380, "2 h 03 min")),
-        *((percent, 0.97312, "97.31 %"), (percent, None, "-")),
+        *((ACCURACY.text, 0.97312, "97.31 %"), (ACCURACY.text, None, "-")),
     ],
 )
 def test_units(form, value, text):
