@@ -37,10 +37,10 @@ from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.words import explained
 from edgewire.report.comparison import LINK, ONE_SEED, UNCLEAR, comparison
 from edgewire.report.energy import RADIOS
-from edgewire.report.metric import ACCURACY, LOSS
 from edgewire.report.reader import ResultsError
 from edgewire.report.runs import Run, by_seed, main_metric
 from edgewire.report.summary import is_no_better, laid_out, next_lines, shown, trained
+from edgewire.task.metric import ACCURACY, LOSS
 
 UNCOMPRESSED, FEW_BYTES = "fedavg", "edgewire"
 NAMES = {UNCOMPRESSED: "uncompressed", "fedavg_f2i_both": "int8", FEW_BYTES: "few bytes"}

@@ -65,7 +65,6 @@ from edgewire.pipeline.segments_table import segments_table
 from edgewire.report.card import CARD, write_card
 from edgewire.report.format import human_bytes
 from edgewire.report.loggers.following import logged, loggers_of
-from edgewire.report.metric import MainMetric
 from edgewire.report.progress import VIEW, run_progress
 from edgewire.report.reader import ResultsError
 from edgewire.report.runs import HYDRA, PATH, path_of, read_result
@@ -188,7 +187,7 @@ def run(composed: DictConfig, folder: Path) -> None:
     try:
         from edgewire.conf.build import objective_of  # it imports torch, as `prepare` does
 
-        metric = MainMetric(*objective_of(config).main)
+        metric = objective_of(config).main
         progress = run_progress(
             folder,
             config.rounds,

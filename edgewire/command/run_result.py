@@ -16,9 +16,9 @@ from edgewire.command.exit import RunFailed, mistakes_fail
 from edgewire.command.use import exported, load_model
 from edgewire.conf.load import literal
 from edgewire.conf.network import Network, network_named
-from edgewire.report.comparison import LINK, comparison, table_of, times_over
+from edgewire.report.comparison import LINK, comparison, table_of
 from edgewire.report.curves import evenly, is_plain, legend
-from edgewire.report.metric import main_of
+from edgewire.report.link_time import seconds_over
 from edgewire.report.notebook_card import card, curve_svg
 from edgewire.report.reader import ResultsError, folders, read_json, read_yaml, reading
 from edgewire.report.runs import (
@@ -38,6 +38,7 @@ from edgewire.report.runs import (
     whole_bytes,
 )
 from edgewire.report.summary import answers, evaluations, interval_of, screen, trained
+from edgewire.task.metric import main_of
 
 if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
     import pandas as pd
@@ -323,7 +324,9 @@ def _cost(run: Run, goal: float | None, link: Network) -> float:
     if goal is None:
         value = number(run.result.get(metric.name))
         return math.inf if value is None else -value if metric.higher else value
-    for row, seconds in zip(run.history(), times_over(run, link), strict=True):
+    rows = run.history()
+    times = seconds_over(link, rows, run.result, run.configuration)
+    for row, seconds in zip(rows, times, strict=True):
         value = number(row.get(metric.name))
         if value is not None and metric.reaches(value, goal) and row.get("round"):
             return math.inf if seconds is None else seconds

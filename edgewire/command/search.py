@@ -22,10 +22,10 @@ from edgewire.conf.schema import ConfigError
 from edgewire.report.comparison import PERCENT, comparison, one_point, sizes, table_of
 from edgewire.report.estimate import estimate
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
-from edgewire.report.metric import MainMetric
 from edgewire.report.reader import ResultsError
 from edgewire.report.runs import Run, by_seed, first_at
 from edgewire.task.errors import listed
+from edgewire.task.metric import Metric
 
 # methods that train whole models in rounds of several local steps; `minutes=` takes the first ones
 TRIED = (
@@ -64,10 +64,10 @@ def search(asked: Comparison) -> int:
     return _fewest(asked, bound)
 
 
-def _metric(asked: Comparison, name: str, bound: float) -> MainMetric:
+def _metric(asked: Comparison, name: str, bound: float) -> Metric:
     from edgewire.conf.build import objective_of  # it imports torch
 
-    metrics = {each.name: MainMetric(*each) for each in objective_of(asked.config).metrics}
+    metrics = {each.name: each for each in objective_of(asked.config).metrics}
     text = f"goal={asked.given['goal']}"
     if name not in metrics:
         raise ConfigError(f"{text}: the task has no metric {name}; it has {', '.join(metrics)}")
@@ -81,7 +81,7 @@ def _metric(asked: Comparison, name: str, bound: float) -> MainMetric:
 # The soonest
 
 
-def reached(run: Run, metric: MainMetric, level: float) -> tuple[float, float]:
+def reached(run: Run, metric: Metric, level: float) -> tuple[float, float]:
     """Return when a run has reached a level of a metric, and its best value; the least is best.
 
     The time is in virtual seconds, infinity for never. The value is negative if higher ones are
@@ -96,7 +96,7 @@ def reached(run: Run, metric: MainMetric, level: float) -> tuple[float, float]:
     return seconds, -best if metric.higher else best
 
 
-def judge(runs: Mapping[Method, Run], metric: MainMetric, goal: float) -> list[Method]:
+def judge(runs: Mapping[Method, Run], metric: Metric, goal: float) -> list[Method]:
     """Return each preset with its best rate, the soonest at a common level first.
 
     The level is the goal, or the value that half of the presets reach if that is easier. Runs that
@@ -117,7 +117,7 @@ def judge(runs: Mapping[Method, Run], metric: MainMetric, goal: float) -> list[M
     return [*chosen.values()]
 
 
-def _soonest(asked: Comparison, metric: MainMetric, goal: float, minutes: float) -> int:
+def _soonest(asked: Comparison, metric: Metric, goal: float, minutes: float) -> int:
     methods, rows = asked.methods(TRIED), list[tuple[Method, Run, str, str]]()
     say(f"goal: {metric.name} {metric.text(goal)} over {asked.link} · {asked.title}")
     if minutes < math.inf:
@@ -160,7 +160,7 @@ def _soonest(asked: Comparison, metric: MainMetric, goal: float, minutes: float)
     return NOT_REACHED
 
 
-def shown(best: float, metric: MainMetric) -> str:
+def shown(best: float, metric: Metric) -> str:
     """Return a best value of `reached` as text."""
     return metric.text(-best if metric.higher else best) if best < math.inf else NOTHING
 

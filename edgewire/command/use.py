@@ -14,11 +14,11 @@ from edgewire.command.saved_config import START, own_folders_of, started_in
 from edgewire.conf.own_packages import look_in
 from edgewire.machine.errors import Parser
 from edgewire.report.format import human_bytes
-from edgewire.report.metric import LOSS, MainMetric
 from edgewire.report.runs import HYDRA, read_result
 from edgewire.report.summary import trained
 from edgewire.strategy.run.whole_files import replace_file
 from edgewire.task.errors import listed
+from edgewire.task.metric import LOSS
 from edgewire.task.model_file import file_of
 
 if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
@@ -131,7 +131,7 @@ def _measured(table: pd.DataFrame, model: Predictor, given: Namespace) -> list[s
     """Return a line with the metrics of a prediction whose samples have targets."""
     kinds = {"loss": LOSS, **{each.name: each for each in model.objective.metrics}}
     found = table.attrs.get("metrics", {})
-    texts = [f"{name} {MainMetric(*kinds[name]).text(value)}" for name, value in found.items()]
+    texts = [f"{name} {kinds[name].text(value)}" for name, value in found.items()]
     own, file, folder = "", Path(given.file).expanduser(), Path(file_of(given.run)).parent
     with suppress(Exception):  # the model's file may lie without its run
         root = Path(OmegaConf.load(folder / HYDRA / "config.yaml").dataset.root).expanduser()

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from edgewire.report.format import NOTHING, markdown_table, one_line
-from edgewire.report.metric import main_of
 from edgewire.report.node_table import nodes_of
 from edgewire.report.reader import readable, reading
 from edgewire.report.runs import Row, number, read_overrides, read_result, run_of
 from edgewire.report.summary import NAME, answers, data_name, trained
+from edgewire.task.metric import main_of
 from edgewire.task.model_file import said_in
 
 CARD = "README.md"

@@ -8,17 +8,15 @@ from statistics import fmean
 
 from rich.table import Table
 
-from edgewire.conf.network import Network, network_named
+from edgewire.conf.network import network_named
 from edgewire.report.energy import RADIOS, joules
 from edgewire.report.estimate import Estimate, estimate, paired
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.link_time import own_links, seconds_over, spent
-from edgewire.report.metric import MainMetric, main_of
-from edgewire.report.runs import Run, by_seed, number, read_settings, whole_bytes
+from edgewire.report.runs import Run, by_seed, number, whole_bytes
+from edgewire.task.metric import Metric, main_of
 
 LINK = "lora"  # of the columns of times and energy, if the runs have no network
-# with these options of a strategy the link decides which replies are used
-DECIDED_BY_LINK = ("strategy.deadline", "strategy.quorum")
 PERCENT = 3.0  # of an error or a perplexity are as much as one point of a share
 LOSS, GAIN, NO_LOSS, UNCLEAR, ONE_SEED = "a loss", "a gain", "no loss seen", "unclear", "one seed"
 FORMS = (human_bytes, human_bytes, human_seconds, "{:.3g} J".format)  # of `costs`
@@ -73,10 +71,10 @@ def costs(run: Run, link: str) -> tuple[float, float, float | None, float | None
 
     `link`: as in `comparison`. None: there is no estimate, or the link's radio is not known.
     """
-    settings = {} if run.folder is None else read_settings(run.folder)
-    network = own_links(settings) if link else network_named(LINK)
-    seconds = run.result["virtual_seconds"] if link else [None, *times_over(run, network)][-1]
-    progress, _ = spent(run.history(), run.result, settings)
+    network = own_links(run.configuration) if link else network_named(LINK)
+    told = run.history(), run.result, run.configuration
+    seconds = run.result["virtual_seconds"] if link else [None, *seconds_over(network, *told)][-1]
+    progress, _ = spent(*told)
     radio, energy = RADIOS.get(link or LINK), None
     if radio and progress and seconds is not None:
         energy = joules(radio, network, progress[-1], seconds)
@@ -88,19 +86,19 @@ def sizes(run: Run) -> tuple[float, float]:
     return whole_bytes(run.result, "uplink")[0], whole_bytes(run.result, "downlink")[0]
 
 
-def one_point(metric: MainMetric, base: float) -> float:
+def one_point(metric: Metric, base: float) -> float:
     """Return what counts as one point, as tables show values; `base`: the uncompressed mean."""
     return 1.0 if metric.share else abs(base) * PERCENT / 100
 
 
-def verdict(difference: Estimate, metric: MainMetric, base: float) -> str:
+def verdict(difference: Estimate, metric: Metric, base: float) -> str:
     """Return a difference to the uncompressed runs, and what it says; the arguments of `judged`."""
     places, unit = (1, " points") if metric.share else (metric.places(base), "")
     text = signed(difference, places) + unit if difference.mean or difference.half else "0"
     return f"{text}: {judged(difference, metric, base)}"
 
 
-def judged(difference: Estimate, metric: MainMetric, base: float) -> str:
+def judged(difference: Estimate, metric: Metric, base: float) -> str:
     """Return what a difference to uncompressed runs says: one of the texts above.
 
     `base`: the mean of the uncompressed runs; both are in percent if the metric is a share.
@@ -116,14 +114,3 @@ def judged(difference: Estimate, metric: MainMetric, base: float) -> str:
 def signed(difference: Estimate, places: int) -> str:
     """Return a difference with its sign and its interval, with `places` decimals."""
     return "+" * (round(difference.mean, places) > 0) + difference.text(places)
-
-
-def times_over(run: Run, link: Network) -> list[float | None]:
-    """Return the estimated seconds over a link until each row of a run's history.
-
-    They are None if the link would decide which replies are used, and for a run without a folder.
-    """
-    settings, rows = {} if run.folder is None else read_settings(run.folder), run.history()
-    if any(settings.get(key, "null") not in ("null", "1", "1.0") for key in DECIDED_BY_LINK):
-        return [None] * len(rows)
-    return seconds_over(link, rows, run.result, settings)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from edgewire.report.estimate import student
 from edgewire.report.format import human_bytes, one_line, whole
-from edgewire.report.metric import ACCURACY, LOSS, MainMetric
 from edgewire.report.reader import ResultsError, mistakes_are_lines
 from edgewire.report.runs import (
     Group,
@@ -35,6 +34,7 @@ from edgewire.report.runs import (
 )
 from edgewire.report.style import LIGHT, PLAIN, STYLE, Ticks, look, name_ends, set_scale
 from edgewire.report.summary import BESIDE, trained
+from edgewire.task.metric import ACCURACY, LOSS, Metric
 
 if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.axes import Axes
@@ -84,7 +84,7 @@ X = {
 }
 
 
-def y_axis(key: str, metric: MainMetric) -> Axis:
+def y_axis(key: str, metric: Metric) -> Axis:
     """Return the axis for a key of the rows; a share is in %. `metric`: the main metric."""
     for known in (metric, ACCURACY, LOSS):
         if key == known.name:

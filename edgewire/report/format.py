@@ -19,11 +19,6 @@ def human_bytes(count: float) -> str:
     return f"{count:.4g} TB"
 
 
-def percent(share: float | None) -> str:
-    """Return a share in 0..1 as a percentage: 0.9731 -> '97.31 %'."""
-    return NOTHING if share is None else f"{100 * share:.2f} %"
-
-
 def decimals(value: float, places: int) -> str:
     """Return a number with `places` decimals; zero has no sign."""
     text = f"{value:.{places}f}"

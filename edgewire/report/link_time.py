@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 from edgewire.conf.network import FOLDER, Network, network_named, transfer_seconds
 from edgewire.report.runs import Row, number, sent_bytes
 
+# with these options of a strategy the link decides which replies are used
+DECIDED_BY_LINK = ("strategy.deadline", "strategy.quorum")
+
 
 class Progress(NamedTuple):
     """What an average node has done since the start of the run.
@@ -164,9 +167,11 @@ def seconds_over(
     """Return the estimated seconds over a network's links until each row of a run's history.
 
     The devices work as long as in the run: its virtual time without messages; 0 without a virtual
-    clock. None for rows without bytes, and for each row without `spent`, whose arguments these are.
+    clock. None for rows without bytes, and for each row without `spent`, whose arguments these are,
+    or if the link decides which replies are used.
     """
-    worked, replies = spent(rows, result, settings)
+    decides = any(settings.get(key, "null") not in ("null", "1", "1.0") for key in DECIDED_BY_LINK)
+    worked, replies = ([], 0) if decides else spent(rows, result, settings)
     seconds = iter(link_seconds(worked, network, replies, "staleness" in result))
     estimated = (next(seconds) if worked and _has_bytes(row) else math.inf for row in rows)
     return [each if math.isfinite(each) else None for each in estimated]

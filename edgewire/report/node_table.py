@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgewire.report.format import one_line
-from edgewire.report.metric import MainMetric
 from edgewire.report.reader import read_json, readable
 from edgewire.report.runs import Run, ended_early, number
+from edgewire.task.metric import Metric
 
 RUNS = 3  # runs of a group whose nodes are shown
 SLOW = 2.0  # a node is slow if its lag is above so many times the usual lag
@@ -96,7 +96,7 @@ def nodes_of(run: Run, group: Any = None) -> list[NodeRecord]:
 
 
 def weak_node(
-    nodes: Iterable[NodeRecord], metric: MainMetric
+    nodes: Iterable[NodeRecord], metric: Metric
 ) -> tuple[NodeRecord, float, float] | None:
     """Return the node whose own samples fit the model worst, its value, and the mean of all nodes.
 

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from math import isfinite
 
-from edgewire.report.metric import MainMetric
 from edgewire.report.style import LIGHT
+from edgewire.task.metric import Metric
 
 LEFT, RIGHT, TOP, BOTTOM = 66, 392, 10, 86  # of the curve in its picture, 400 x 108
 MUTED = "opacity:.65"
 
 
-def curve_svg(points: Sequence[tuple[float, float]], metric: MainMetric) -> str:
+def curve_svg(points: Sequence[tuple[float, float]], metric: Metric) -> str:
     """Return a picture of a metric's values by rounds; "" with fewer than two finite points."""
     known = [point for point in points if isfinite(point[1])]
     if len(known) < 2 or known[0][0] >= known[-1][0]:

@@ -22,11 +22,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from edgewire.report.format import human_bytes, human_seconds
-from edgewire.report.metric import ACCURACY, LOSS, MainMetric
 from edgewire.report.node_table import NODES
 from edgewire.report.notebook_card import card, curve_svg
 from edgewire.report.reader import GrowingFile, folders, readable, row_in
 from edgewire.report.runs import FAILED, HISTORY, HYDRA, OVERRIDES, Row, number, read_result
+from edgewire.task.metric import ACCURACY, LOSS, Metric
 
 MOST_POINTS = 800  # of a curve
 FIRST_LINE = 10.0  # seconds
@@ -49,7 +49,7 @@ class RunProgress:
     metric, of a long run a part. `state`: one of the constants above.
     """
 
-    def __init__(self, folder: Path, *metrics: MainMetric) -> None:
+    def __init__(self, folder: Path, *metrics: Metric) -> None:
         self.folder = folder
         self.row: Row = {}
         self.values: dict[str, float] = {}
@@ -133,7 +133,7 @@ def run_progress(
     *,
     shared: bool = False,
     name: str = "",
-    metric: MainMetric = ACCURACY,
+    metric: Metric = ACCURACY,
     title: str = "",
 ) -> Iterator[None]:
     """In this context, show the progress of the run that writes its files to `folder`.

@@ -209,6 +209,12 @@ def lines_of(opened: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
+def rows_in(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a history; {} for a damaged line. Raises as `open_file`."""
+    with open_file(file) as opened:
+        yield from map(row_in, lines_of(opened))
+
+
 class GrowingFile:
     """Reads new lines of a file to which a run appends, and which may be truncated or replaced."""
 

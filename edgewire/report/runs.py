@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import islice
+from itertools import dropwhile, islice
 from pathlib import Path
 from typing import Any
 
 from edgewire.report.estimate import Estimate, estimate
 from edgewire.report.format import one_line
-from edgewire.report.metric import ACCURACY, MainMetric, main_of
 from edgewire.report.reader import (
     ResultsError,
     lines_of,
@@ -26,8 +26,10 @@ from edgewire.report.reader import (
     readable,
     refuse,
     row_in,
+    rows_in,
 )
 from edgewire.report.reader import folders as folders_below
+from edgewire.task.metric import ACCURACY, LOSS, Metric, fit_to_show, main_of
 
 RESULT, HISTORY = "result.json", "history.jsonl"
 HYDRA = Path(".hydra")
@@ -58,19 +60,19 @@ NUMBERS = (
 MOST_SETTINGS = 5000  # keys of one configuration
 MOST_WORDS, MOST_LETTERS = 1000, 100_000  # of a run's overrides
 PARSED = 5000  # letters of a run's overrides above which Hydra's slow parser would take seconds
-LARGEST = 1e150  # the sum of squares of such numbers is finite
-# the numbers of a row of `history.jsonl` that tables and curves use
-HISTORY_NUMBERS = (
-    *("round", "accuracy", "loss", "train_loss", "seconds", "virtual_seconds"),
-    *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
-    *("uplink_entries", "uplink_entries_whole"),
+NOT_FINISHED = "not finished"  # a key of unfinished runs: no finished run is in their group
+# before the run has a result, these names tell that a value is a share of which more is better
+SHARES = (
+    *("accuracy", "top5", "auroc", "iou", "balanced_accuracy", "f1", "precision", "recall"),
+    "average_precision",
 )
+LARGEST = 1e150  # the sum of squares of such numbers is finite
 Row = dict[str, Any]
 # a number of a run: a key of its result, or a function of its result; None if the run lacks it
 Measure = str | Callable[[Row], float | None]
 
 
-def own_numbers(metric: MainMetric) -> tuple[str, ...]:
+def own_numbers(metric: Metric) -> tuple[str, ...]:
     """Return the names of numbers that a run has for its main metric: the last and the best one."""
     return metric.name, f"best_{metric.name}"
 
@@ -105,7 +107,7 @@ class Run:
         return bool(self.result.get("diverged")) or stopped.startswith(GAVE_UP)
 
     @property
-    def metric(self) -> MainMetric:
+    def metric(self) -> Metric:
         """The run's main metric."""
         return main_of(self.result)
 
@@ -113,6 +115,11 @@ class Run:
     def settings(self) -> str:
         """The overrides as one line of text, sorted by their keys."""
         return in_order(self.overrides)
+
+    @cached_property
+    def configuration(self) -> dict[str, str]:
+        """What `read_settings` returns; {} for a run from an archive."""
+        return {} if self.folder is None else read_settings(self.folder)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -145,7 +152,7 @@ class Group:
     runs: Sequence[Run]
 
     @property
-    def metric(self) -> MainMetric:
+    def metric(self) -> Metric:
         """The main metric of the first run; the accuracy if there is no run."""
         return main_metric(self.runs)
 
@@ -164,12 +171,12 @@ class Group:
         return top / bottom if top and bottom else None
 
 
-def main_metric(runs: Iterable[Run]) -> MainMetric:
+def main_metric(runs: Iterable[Run]) -> Metric:
     """Return the main metric of the first run; the accuracy if there is no run."""
     return next((run.metric for run in runs), ACCURACY)
 
 
-def first_at(rows: Iterable[Row], bound: float, metric: MainMetric = ACCURACY) -> Row | None:
+def first_at(rows: Iterable[Row], bound: float, metric: Metric = ACCURACY) -> Row | None:
     """Return the first row that reaches a bound of the metric; or None."""
     return next((row for row in rows if metric.reaches(row[metric.name], bound)), None)
 
@@ -237,9 +244,8 @@ def read_run(folder: Path) -> Run:
 
 def run_of(folder: Path, result: dict[str, Any]) -> Run:
     """Return the run in a folder, whose result is known. Its history is read only when needed."""
-    name = main_of(result).name
     overrides = with_effect(read_overrides(folder))
-    return Run(overrides, result, lambda: read_history(folder / HISTORY, name), folder)
+    return Run(overrides, result, lambda: read_history(folder / HISTORY), folder)
 
 
 def path_of(folder: Path) -> list[Path]:
@@ -265,26 +271,82 @@ def failed_line(folder: Path) -> str | None:
     return str(note["line"]) if isinstance(note, dict) and "line" in note else None
 
 
-def read_history(file: Path, main: str = "accuracy") -> list[Row]:
+def read_history(file: Path) -> list[Row]:
     """Return the rows of a `history.jsonl`, one per round, without a truncated last line.
 
-    `main`: the name of the run's main metric. Raises `ResultsError` for a line that cannot be read.
+    Raises `ResultsError` for a line that cannot be read, or with a value that is no number.
     """
     rows: list[Row] = []
     try:
-        opened = open_file(file)
-    except ValueError as error:
-        raise ResultsError(str(error)) from error
-    with opened:
-        for place, line in enumerate(lines_of(opened), 1):
-            if not (row := row_in(line)) and not opened.read(1):
-                break  # only the last line may be damaged
-            try:
-                expect_numbers(row, ("round",), (*HISTORY_NUMBERS, *BESIDE, main))
-            except ValueError as error:
-                raise ResultsError(f"{file}: line {place} cannot be read") from error
+        for row in rows_in(file):
+            if rows and not rows[-1]:
+                raise ValueError("only the last line may be damaged")
             rows.append(row)
-    return rows
+            if row:
+                numbers = (key for key in row if not key.endswith("_by_segment"))
+                expect_numbers(row, ("round",), numbers)
+    except ValueError as error:
+        line = f"{file}: line {len(rows)} cannot be read"
+        raise ResultsError(line if rows else str(error)) from error
+    return rows if rows and rows[-1] else rows[:-1]
+
+
+# Unfinished runs
+
+
+def run_so_far(folder: Path) -> Run | None:
+    """Return what an unfinished run has done so far; None if it has sent nothing.
+
+    Its result is the last row of its history. The key `NOT_FINISHED` is among its overrides.
+    Raises `OSError`, `ValueError` and `ResultsError` for damaged files.
+    """
+    overrides, rows = read_overrides(folder), read_history(folder / HISTORY)
+    if len(rows) < 2:
+        return None
+    result = read_result(folder) if (folder / RESULT).exists() else {}
+    metric = main_of(result) if result else metric_in(rows[-1])
+    known = next((r for r in reversed(rows) if r.get(metric.name) is not None), {})
+    found = {
+        **dict.fromkeys(SURE, 0),
+        "seed": int(overrides.get("seed", 0)),
+        "metrics": {metric.name: metric._asdict()} if metric != LOSS else {},
+        **rows[-1],
+        metric.name: known.get(metric.name),
+        **result,
+    }
+    expect_result(found)
+    return Run({**with_effect(overrides), NOT_FINISHED: "yes"}, found, lambda: rows, folder)
+
+
+def metric_in(row: Row) -> Metric:
+    """Return the main metric of a run without a result: the first name after `loss` in a row."""
+    after = dropwhile("loss".__ne__, row)
+    name = next(islice(after, 1, None), LOSS.name)
+    if name == "train_loss" or not fit_to_show(name):
+        return LOSS
+    return Metric(name, name in SHARES, name in SHARES)
+
+
+def why_unfinished(folder: Path) -> str:
+    """Return why a run has no usable result, in one line."""
+    if (line := failed_line(folder)) is not None:
+        return one_line(f"failed: {line}")
+    try:
+        stopped = read_result(folder).get("stopped")
+    except FileNotFoundError:
+        return f"no {RESULT}: it still runs, or was killed"
+    except (OSError, ValueError):
+        return f"{RESULT} is damaged"
+    return one_line(f"stopped: {stopped}") if stopped else f"{RESULT} is damaged"
+
+
+def last_row(folder: Path) -> Row:
+    """Return the last row of a run's history; {} if it cannot be read."""
+    try:
+        with open_file(folder / HISTORY) as opened:
+            return row_in(deque(lines_of(opened), maxlen=1).pop())
+    except (OSError, ValueError, IndexError):
+        return {}
 
 
 def with_effect(overrides: Mapping[str, str]) -> dict[str, str]:
@@ -309,11 +371,10 @@ def expect_result(result: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless a result has numbers where tables need them, and a text or null."""
     if not isinstance(result.get("stopped"), str | None):
         raise ValueError("the result does not say why the run stopped")
-    may_miss = (*NUMBERS, *BESIDE, *HISTORY_NUMBERS, *own_numbers(main_of(result)))
-    expect_numbers(result, SURE, may_miss)
+    expect_numbers(result, SURE, (*NUMBERS, *BESIDE, *own_numbers(main_of(result))))
 
 
-def expect_numbers(values: Mapping[str, Any], sure: Sequence[str], may_miss: Sequence[str]) -> None:
+def expect_numbers(values: Mapping[str, Any], sure: Sequence[str], may_miss: Iterable[str]) -> None:
     """Raise `ValueError` unless some keys hold a `number`; those in `may_miss` may hold None."""
     for key in (*sure, *may_miss):
         value = values.get(key)

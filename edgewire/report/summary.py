@@ -15,7 +15,6 @@ from typing import Any
 from edgewire.report.estimate import wilson
 from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
 from edgewire.report.link_time import own_name
-from edgewire.report.metric import MainMetric, main_of
 from edgewire.report.node_table import NodeRecord, nodes_of, notable, weak_node
 from edgewire.report.reader import readable, reading
 from edgewire.report.runs import (
@@ -32,6 +31,7 @@ from edgewire.report.runs import (
     whole_bytes,
 )
 from edgewire.task.errors import listed
+from edgewire.task.metric import Metric, main_of
 
 WIDTH = 110  # characters of a line
 NAME = 40  # characters of a name from elsewhere
@@ -98,11 +98,10 @@ def name_of(result: Mapping[str, Any], folder: Path) -> str:
     return f"{preset} with {chosen}" if chosen else preset
 
 
-def screen(folder: Path, page: Path | None = None) -> list[str]:
+def screen(folder: Path) -> list[str]:
     """Return the lines about a run: what is trained, the answers, and the next commands.
 
-    `page`: the page of its report; None: there is none yet. Raises `ResultsError` for a folder
-    without a result, and for a damaged one.
+    Raises `ResultsError` for a folder without a result, and for a damaged one.
     """
     with reading(folder):
         result = read_result(folder)
@@ -111,8 +110,6 @@ def screen(folder: Path, page: Path | None = None) -> list[str]:
         where = shlex.quote(str(shown(folder)))
         use = [f"python run.py predict {where} FILE", "use the model"]
         more = [f"python -m edgewire.report {where}", "curves, bytes, nodes; then: compare"]
-        if page is not None:
-            more = [f"python -m webbrowser {page.resolve().as_uri()}", "the page"]
         weak = result.get("diverged") or is_no_better(result, main_of(result))
         nexts = [more] if not result["client_updates"] else [more, use] if weak else [use, more]
         return [trained(result, folder), *laid_out(rows), *next_lines(rows, *nexts)]
@@ -188,7 +185,7 @@ def interval_of(result: Mapping[str, Any]) -> tuple[float, float] | None:
     return wilson(value, count)
 
 
-def is_no_better(result: Mapping[str, Any], main: MainMetric) -> bool:
+def is_no_better(result: Mapping[str, Any], main: Metric) -> bool:
     """Return whether a model's main metric is not surely better than the constant predictor's."""
     value, other = (number(each.get(main.name)) for each in (result, _mapping(result, "constant")))
     if value is None or other is None:
@@ -196,7 +193,7 @@ def is_no_better(result: Mapping[str, Any], main: MainMetric) -> bool:
     return main.reaches(other, (interval_of(result) or (value,))[0])
 
 
-def _measured(result: Row, folder: Path, main: MainMetric, settings: Mapping[str, str]) -> str:
+def _measured(result: Row, folder: Path, main: Metric, settings: Mapping[str, str]) -> str:
     """Return the main metric with its interval, the best value, and the constant predictor's."""
     value, best = (number(result.get(f"{kind}{main.name}")) for kind in ("", "best_"))
     if value is None:
@@ -246,7 +243,7 @@ def _measured(result: Row, folder: Path, main: MainMetric, settings: Mapping[str
 def evaluations(result: Row, folder: Path) -> list[Row]:
     """Return the rows of a run's history with an evaluation; none if it is damaged."""
     name = main_of(result).name
-    rows = readable(read_history, folder / HISTORY, name) or []
+    rows = readable(read_history, folder / HISTORY) or []
     return [row for row in rows if row.get(name) is not None]
 
 
@@ -331,7 +328,7 @@ def _over_a_link(result: Row, folder: Path, settings: Mapping[str, str]) -> dict
     return {f"over {name}" if name else "on a link": text}
 
 
-def node_rows(result: Row, nodes: Sequence[NodeRecord], main: MainMetric) -> dict[str, str]:
+def node_rows(result: Row, nodes: Sequence[NodeRecord], main: Metric) -> dict[str, str]:
     """Return what is wrong with the nodes of a run, by kinds; `nodes`: how many answered."""
     silent = [node.label for node in nodes if node.unanswered]
     slow = [node for node in notable(nodes) if node.slow and not node.unanswered]

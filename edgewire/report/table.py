@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, TypeVar
 from rich.table import Table as RichTable
 
 from edgewire.report.format import NOTHING, human_bytes, human_seconds, markdown_table
-from edgewire.report.metric import MainMetric
 from edgewire.report.reader import mistakes_are_lines
 from edgewire.report.runs import (
     Group,
@@ -34,6 +33,7 @@ from edgewire.report.runs import (
     varying,
     whole_bytes,
 )
+from edgewire.task.metric import Metric
 
 Each = TypeVar("Each")
 WIDTH = 100  # characters of a terminal's line
@@ -81,9 +81,7 @@ class TableRow(Group):
         """For each run the evaluation at which it reaches the bound; None if it does not."""
         return self.when(first_at)
 
-    def when(
-        self, find: Callable[[Sequence[Row], float, MainMetric], Row | None]
-    ) -> list[Row | None]:
+    def when(self, find: Callable[[Sequence[Row], float, Metric], Row | None]) -> list[Row | None]:
         """Return for each run the evaluation that a function finds for the bound `reach`."""
         if self.reach is None:
             return []
@@ -160,7 +158,7 @@ def _with_deviation(key: str, share: bool = True) -> Callable[[Group], Cell]:
     return show
 
 
-def main_columns(metric: MainMetric) -> dict[str, Column]:
+def main_columns(metric: Metric) -> dict[str, Column]:
     """Return the columns of a main metric and of its best value."""
     names = {metric.name: metric.name, f"best {metric.name}": f"best_{metric.name}"}
     return {head: Column(head, _with_deviation(k, metric.share)) for head, k in names.items()}

@@ -36,9 +36,9 @@ from edgewire.conf.build import objective_of
 from edgewire.conf.classes import HERE
 from edgewire.conf.load import compose_config, run_config, to_config
 from edgewire.machine.job import Job
-from edgewire.report.metric import LOSS, MainMetric
 from edgewire.report.runs import read_result
 from edgewire.simulation.local import run_local
+from edgewire.task.metric import LOSS, Metric
 from edgewire.task.process import configure_process
 
 ROOT = HERE.parent
@@ -103,7 +103,7 @@ def made(folder: Path, *words: str) -> Run:
     """
     composed = compose_config(list(words))
     config = to_config(composed)
-    metric = MainMetric(*objective_of(config).main)
+    metric = objective_of(config).main
     values = {**run_config(composed, str(folder)), "resume": False}
     job = Job(ROOT, values, config.nodes, folder, seed=config.seed)
     try:
@@ -142,7 +142,7 @@ def losses(runs: list[Run], others: list[Run]) -> list[float]:
     """
     found = []
     for run, other in zip(runs, others, strict=True):
-        metric = MainMetric(**run["metric"])
+        metric = Metric(**run["metric"])
         if run["value"] is None or other["value"] is None:
             found.append(inf if run["value"] is None else -inf)
             continue
@@ -191,7 +191,7 @@ def measured(
             lr /= STEP
         found = found_at(runs, lr, *words)
         baseline = baseline or found
-        metric = MainMetric(**found[0]["metric"])
+        metric = Metric(**found[0]["metric"])
         lost = losses(judged(found), judged(baseline))
         rows[method] = {
             "lr": f"{lr:g}",
@@ -225,7 +225,7 @@ def found_at(runs: Runs, lr: float, *words: str) -> list[Run]:
     return found
 
 
-def shown(lost: float, metric: MainMetric) -> str:
+def shown(lost: float, metric: Metric) -> str:
     """Return a loss as text: in points for a share, in percent for another metric."""
     return f"{round(100 * lost, 2) + 0.0:.2f} {'points' if metric.share else '%'}"
 

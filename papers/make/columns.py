@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from edgewire.report.estimate import Estimate, paired
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
-from edgewire.report.metric import ACCURACY, MainMetric
 from edgewire.report.reader import ResultsError
 from edgewire.report.runs import BESIDE, Measure, Row, Run, by_seed, first_at
 from edgewire.report.table import Cell, TableRow, mean, number, plain, ratio, sent
+from edgewire.task.metric import ACCURACY, Metric
 
 NOT_RUN = "not run yet"
 ONE_SEED = " (one seed)"
@@ -43,7 +43,7 @@ class PageRow(TableRow):
 
 
 Show = Callable[[PageRow], Rendered]
-Find = Callable[[Sequence[Row], float, MainMetric], Row | None]
+Find = Callable[[Sequence[Row], float, Metric], Row | None]
 
 
 class Column(NamedTuple):
@@ -57,7 +57,7 @@ class Column(NamedTuple):
     needs: str = ""
 
 
-def stays_above(rows: Sequence[Row], bound: float, metric: MainMetric = ACCURACY) -> Row | None:
+def stays_above(rows: Sequence[Row], bound: float, metric: Metric = ACCURACY) -> Row | None:
     """Return the first row from which on all rows reach a bound of the metric; or None.
 
     If a run reaches the bound and loses it again, this row is later than the row that

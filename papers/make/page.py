@@ -10,8 +10,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from docs.text import wrap
-from edgewire.report.metric import ACCURACY
 from edgewire.report.reader import ResultsError
+from edgewire.task.metric import ACCURACY
 from papers.make.columns import FAILED_REPLIES, FAILED_REPLY
 from papers.make.definitions import PICTURES, PageDefinition, TableDefinition
 from papers.make.tables import Filled, FilledTable

@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.task.metric import ACCURACY, Metric
 
 if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ class Picture(ABC):
     """
 
     rows: Sequence[Any]
-    metric: MainMetric = ACCURACY
+    metric: Metric = ACCURACY
 
     @property
     def digest(self) -> str:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from edgewire.report.curves import evenly
-from edgewire.report.metric import ACCURACY, LOSS, MainMetric, main_of
 from edgewire.report.reader import ResultsError, mistakes_are_lines
 from edgewire.report.runs import (
     BESIDE,
@@ -31,6 +30,7 @@ from edgewire.report.runs import (
     read_runs,
     split_overrides,
 )
+from edgewire.task.metric import ACCURACY, LOSS, Metric, main_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER, EXPERIMENTS = Path("papers/runs"), Path("papers/experiments")
@@ -125,7 +125,7 @@ def stored_run(stored: Mapping[str, Any]) -> Run:
     return Run(parse_overrides(result["overrides"]), result, lambda: rows)
 
 
-def _of_metric(stored: Mapping[str, Any], metric: MainMetric) -> dict[str, Any]:
+def _of_metric(stored: Mapping[str, Any], metric: Metric) -> dict[str, Any]:
     known = {metric.name: metric._asdict()} if metric != LOSS else {}
     return {"metrics": known, **{key: stored.get(key) for key in own_numbers(metric)}}
 

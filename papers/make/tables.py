@@ -11,9 +11,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from edgewire.report.format import NOTHING, markdown_table
-from edgewire.report.metric import MainMetric
 from edgewire.report.reader import ResultsError
 from edgewire.report.runs import Run, by_seed, in_order, main_metric
+from edgewire.task.metric import Metric
 from papers.make.columns import (
     COLUMNS,
     NOT_RUN,
@@ -72,7 +72,7 @@ class FilledTable:
         return found
 
     @cached_property
-    def metric(self) -> MainMetric:
+    def metric(self) -> Metric:
         """The main metric of the table's runs."""
         return main_metric(run for row in self.definition.rows for run in self.runs_of(row))
 

@@ -15,12 +15,12 @@ from edgewire.command.compare import Comparison, Method, compare
 from edgewire.command.main import cli
 from edgewire.command.search import further, judge, losses, print_commands, reached
 from edgewire.conf.network import only_virtual
-from edgewire.report.metric import ACCURACY, MainMetric
 from edgewire.report.reader import ResultsError
 from edgewire.report.runs import Run
+from edgewire.task.metric import ACCURACY, Metric
 from tests.runs import composed, configured, history_of
 
-MAE = MainMetric("mae")
+MAE = Metric("mae")
 QUICK = ["nodes=2", "rounds=4", "engine.workers=1", "local_steps=4", "algorithm=fedavg_f2i_both"]
 
 
@@ -93,7 +93,7 @@ def test_goals_without_an_order_are_refused(goal, runs, said):
 
 @given(st.lists(st.floats(0.01, 1), min_size=1), st.floats(0, 1.2), st.booleans())
 def test_a_run_reaches_a_level_in_the_first_round_that_has_it(values, level, higher):
-    metric = MainMetric("value", higher)
+    metric = Metric("value", higher)
     seconds, best = reached(ran(values, 2.0, metric), metric, level)
     at = [n for n, v in enumerate(values) if (v >= level if higher else v <= level)]
     assert seconds == (2.0 * at[0] if at else math.inf)
@@ -117,7 +117,7 @@ def test_one_loss_or_a_run_without_one_is_no_bound():
         (ACCURACY, 0.98, 0.97, -1.0),
         (MAE, 1.03, 1.0, 1.0),
         (MAE, 0.0, 0.0, 0.0),
-        (MainMetric("r2", True), 0.97, 1.0, 1.0),
+        (Metric("r2", True), 0.97, 1.0, 1.0),
         (MAE, None, 1.0, math.inf),
     ],
 )

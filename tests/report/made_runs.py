@@ -94,8 +94,8 @@ def history(accuracies, up=1000, down=2000, name="accuracy", nodes=10, **more):
     return [
         {
             "round": at,
-            name: value,
             "loss": 1.0,
+            name: value,
             "train_loss": None if at == 0 else 1 / at,
             "uplink_bytes": at * nodes * up,
             "downlink_bytes": at * nodes * down,
@@ -119,13 +119,14 @@ def history(accuracies, up=1000, down=2000, name="accuracy", nodes=10, **more):
 
 def add_run(folder, overrides, accuracies=(0.1, 0.5, 0.9), config=None, result=(), **options):
     """Write a finished run whose result is the last row of its history."""
+    told = {key: options.pop(key) for key in ("metrics",) if key in options}
     rows = history(accuracies, **options)
     main = options.get("name", "accuracy")
     known = [value for value in accuracies if value is not None]
     last = rows[-1] | {f"best_{main}": max(known, default=None), "rounds": len(rows) - 1}
     about = {"algorithm": "fedavg", "dataset": "digits", "model": "mlp", "objective": "C",
              "nodes": options.get("nodes", 10), "stopped": None}  # fmt: skip
-    add_job(folder, overrides, rows, **{**last, **about, **dict(result)})
+    add_job(folder, overrides, rows, **{**last, **about, **told, **dict(result)})
     if config is not None:
         (folder / ".hydra" / "config.yaml").write_text(config)
 

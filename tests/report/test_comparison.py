@@ -3,13 +3,14 @@
 import pytest
 
 from edgewire.conf.network import network_named
-from edgewire.report.comparison import comparison, times_over, verdict
+from edgewire.report.comparison import comparison, verdict
 from edgewire.report.estimate import Estimate
-from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.report.link_time import seconds_over
 from edgewire.report.runs import read_runs
+from edgewire.task.metric import ACCURACY, Metric
 from tests.report.made_runs import add_job, finals, made
 
-MAE = MainMetric("mae")
+MAE = Metric("mae")
 
 
 @pytest.mark.parametrize(
@@ -49,9 +50,11 @@ def test_different_numbers_of_rounds_are_in_the_table():
 def test_a_run_whose_link_decides_which_replies_are_used_has_no_time_on_another(tmp_path):
     history = [{"round": n, "uplink_bytes": 9 * n, "downlink_bytes": 9 * n} for n in range(3)]
     add_job(tmp_path, "algorithm=esgd", history, nodes=2)
-    (run,) = read_runs([tmp_path])[0]
-    assert (
-        times_over(run, network_named("lora"))[-1] > 4
-    )  # two rounds, with a second of latency in each direction
+
+    def times():
+        (run,) = read_runs([tmp_path])[0]
+        return seconds_over(network_named("lora"), run.history(), run.result, run.configuration)
+
+    assert times()[-1] > 4  # two rounds, with a second of latency in each direction
     (tmp_path / ".hydra" / "config.yaml").write_text("strategy: {deadline: 3}")
-    assert times_over(run, network_named("lora")) == [None] * 3
+    assert times() == [None] * 3

@@ -7,8 +7,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from edgewire.conf.network import Network
-from edgewire.report.html.run_data import load, read_settings
+from edgewire.report.html.run_data import load
 from edgewire.report.link_time import Progress, link_seconds, named_links, seconds_over
+from edgewire.report.runs import read_settings
 from edgewire.simulation.clock import VirtualClock
 from tests.local_runs import local_run
 from tests.report.made_runs import add_run, history

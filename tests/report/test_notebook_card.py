@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewire.report.metric import ACCURACY, LOSS
 from edgewire.report.notebook_card import BOTTOM, LEFT, RIGHT, TOP, card, curve_svg
+from edgewire.task.metric import ACCURACY, LOSS
 
 
 @given(st.lists(st.floats(width=32), max_size=30), st.sampled_from([ACCURACY, LOSS]))

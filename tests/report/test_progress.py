@@ -8,8 +8,8 @@ import shutil
 import pytest
 from rich.console import Console
 
-from edgewire.report.metric import ACCURACY, MainMetric
 from edgewire.report.progress import RUNNING, STARTING, VIEW, Jobs, RunProgress, sweep_progress
+from edgewire.task.metric import ACCURACY, Metric
 from tests.report.made_runs import lines, row, write_history
 
 
@@ -65,7 +65,7 @@ def test_the_time_left_is_known_at_once_from_the_times_of_rows(tmp_path):
 def test_values_are_the_last_that_are_known(tmp_path):
     rows = [row(n, **{} if n % 3 == 0 else {"accuracy": None}, mae=n) for n in range(11)]
     (tmp_path / "history.jsonl").write_text(lines(rows) + '{"round": 11, "accuracy": "<b>"}\n')
-    run = RunProgress(tmp_path, ACCURACY, MainMetric("mae"), MainMetric("rmse"))
+    run = RunProgress(tmp_path, ACCURACY, Metric("mae"), Metric("rmse"))
     assert reached(run) == 10
     assert run.values == {"accuracy": row(9)["accuracy"], "mae": 10}
 

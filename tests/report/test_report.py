@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from edgewire.report import progress
-from edgewire.report.format import human_bytes, human_seconds, percent
-from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.report.format import human_bytes, human_seconds
 from edgewire.report.progress import RunProgress, progress_line, run_progress
+from edgewire.task.metric import ACCURACY, Metric
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from edgewire.report.progress import RunProgress, progress_line, run_progress
             (human_seconds, 0.5, "0.5 s"),
         ),
         *((human_seconds, 245, "4 min 05 s"), (human_seconds, 7380, "2 h 03 min")),
-        *((percent, 0.97312, "97.31 %"), (percent, None, "-")),
+        *((ACCURACY.text, 0.97312, "97.31 %"), (ACCURACY.text, None, "-")),
     ],
 )
 def test_units(form, value, text):
@@ -93,5 +93,5 @@ def test_a_line_shows_the_known_values(tmp_path):
 
 def test_a_history_of_an_earlier_run_may_lack_the_metric(tmp_path):
     (tmp_path / "history.jsonl").write_text(json.dumps(ROW) + "\n")
-    run = RunProgress(tmp_path, MainMetric("rmse"))
+    run = RunProgress(tmp_path, Metric("rmse"))
     assert progress_line(run, 1, 10) == "round 3 of 10, rmse -, up 61.7 kB, down 2 MB, 1 s so far"

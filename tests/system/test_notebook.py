@@ -12,8 +12,8 @@ nbformat = pytest.importorskip("nbformat")
 from jupyter_client.manager import start_new_kernel  # noqa: E402
 from nbclient import NotebookClient  # noqa: E402
 
-from edgewire.report.metric import ACCURACY  # noqa: E402
 from edgewire.report.notebook_card import card, curve_svg  # noqa: E402
+from edgewire.task.metric import ACCURACY  # noqa: E402
 
 pytestmark = pytest.mark.system
 DOCS = Path(__file__).parents[2] / "docs"

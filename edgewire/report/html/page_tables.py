@@ -13,7 +13,6 @@ from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
 from edgewire.report.html.findings import NO_SEED, compare
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns, RunRecord
 from edgewire.report.link_time import seconds_over, speeds
-from edgewire.report.metric import MainMetric
 from edgewire.report.node_table import NodeRecord, notable
 from edgewire.report.runs import ended_early, sent_bytes, whole_bytes
 from edgewire.report.summary import confusion_of
@@ -28,6 +27,7 @@ from edgewire.report.table import (
     value_or_words,
     words,
 )
+from edgewire.task.metric import Metric
 
 MOST_CLASSES = 20  # of a confusion matrix
 MOST_NODES = 500  # rows of the table of nodes
@@ -73,7 +73,7 @@ def _names(report: ReportRuns) -> list[Column]:
     return keys or [Column("run", _label, numeric=False)]
 
 
-def _metric(metric: MainMetric) -> Column:
+def _metric(metric: Metric) -> Column:
     def value(group: ReportGroup) -> Cell:
         found = group.estimate(metric.name, metric.scale) if group.metric == metric else None
         if found is None:
@@ -182,7 +182,7 @@ def _counted(key: str, form: Callable[[float], str] = _count) -> Callable[[Any],
     return number(methodcaller("count", key), form)
 
 
-def nodes_table(nodes: Sequence[NodeRecord], metric: MainMetric) -> Table | None:
+def nodes_table(nodes: Sequence[NodeRecord], metric: Metric) -> Table | None:
     """Return the table of at most `MOST_NODES` nodes; None without nodes.
 
     The nodes that are slow, silent or failed come first. `metric`: of their own samples.

@@ -28,10 +28,10 @@ from edgewire.report.format import human_bytes, one_line
 from edgewire.report.html.canvas import Canvas, LegendEntry, mark_of, row_canvas
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns
 from edgewire.report.link_time import own_name, seconds_over, speeds
-from edgewire.report.metric import LOSS
 from edgewire.report.node_table import NodeRecord
 from edgewire.report.runs import Row, by_seed
 from edgewire.report.style import LIGHT, PLAIN, STYLE, Ticks, name_ends, set_scale
+from edgewire.task.metric import LOSS
 
 if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.axes import Axes

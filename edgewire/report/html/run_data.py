@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import dropwhile, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +15,29 @@ import numpy as np
 
 from edgewire.report.curves import evenly, legend
 from edgewire.report.format import NOTHING, one_line
-from edgewire.report.metric import ACCURACY, LOSS, MainMetric, fit_to_show, main_of
-from edgewire.report.reader import ResultsError, lines_of, open_file, readable, row_in
+from edgewire.report.reader import ResultsError, readable
 from edgewire.report.runs import (
     HISTORY,
-    HISTORY_NUMBERS,
     HYDRA,
-    RESULT,
-    SURE,
+    NOT_FINISHED,
     Group,
     Row,
     Run,
     ended_early,
-    expect_result,
-    failed_line,
     find_runs,
     group_runs,
     in_order,
+    last_row,
     number,
-    read_history,
     read_overrides,
-    read_result,
-    read_settings,
+    run_so_far,
     varying,
     whole_bytes,
+    why_unfinished,
     with_effect,
 )
 from edgewire.report.table import Cell, quantity, sent
+from edgewire.task.metric import ACCURACY, Metric
 
 MOST_ROWS = 120  # rows of a history that a picture uses
 COLOURED = 12  # groups that pictures draw in colour
@@ -50,12 +45,6 @@ COLOURED = 12  # groups that pictures draw in colour
 CONDITIONS = ("dataset", "model", "objective", "nodes", "network", "partition", "data")
 LESS = 1.2  # a group is compressed if its ratio is this many times the lowest ratio
 CHECKPOINT = "checkpoint"
-NOT_FINISHED = "not finished"  # a key of unfinished runs: no finished run is in their group
-# before the run has a result, these names tell that a value is a share of which more is better
-SHARES = (
-    *("accuracy", "top5", "auroc", "iou", "balanced_accuracy", "f1", "precision", "recall"),
-    "average_precision",
-)
 WAYS = {"uplink": "up", "downlink": "down"}
 
 
@@ -97,8 +86,8 @@ class ReportGroup(Group):
     def settings(self) -> dict[str, str]:
         """The resolved configuration of the first run, flat: key -> text; else the overrides."""
         for run in self.runs:
-            if run.folder is not None and (found := read_settings(run.folder)):
-                return with_effect(found)
+            if found := with_effect(run.configuration):
+                return found
         return {key: one_line(value) for key, value in self.overrides.items()}
 
     @cached_property
@@ -128,7 +117,7 @@ class ReportRuns:
 
     groups: Sequence[ReportGroup]
     keys: Sequence[str]
-    metric: MainMetric
+    metric: Metric
     records: Sequence[RunRecord]
 
     @property
@@ -185,7 +174,7 @@ def labels_of(groups: Sequence[Group]) -> list[str]:
     return [label.replace("@", " ") for label in legend(groups)]
 
 
-def ranked(groups: Sequence[ReportGroup], metric: MainMetric) -> list[ReportGroup]:
+def ranked(groups: Sequence[ReportGroup], metric: Metric) -> list[ReportGroup]:
     """Number the groups that are drawn in colour: all, or of many the best."""
     able = [group for group in groups if group.metric == metric]
     if len(able) > COLOURED:
@@ -293,62 +282,5 @@ def unfinished_record(folder: Path) -> RunRecord:
     command = repeat_command(folder)
     if (folder / CHECKPOINT).is_file():
         command = f"python run.py {shlex.quote(f'resume={folder.resolve()}')}"
-    why, last = why_unfinished(folder), _last_row(folder)
+    why, last = why_unfinished(folder), last_row(folder)
     return RunRecord(folder, label, one_line(seed), why, last, command)
-
-
-def run_so_far(folder: Path) -> Run | None:
-    """Return what an unfinished run has done so far; None if it has sent nothing.
-
-    Its result is the last row of its history. The key `NOT_FINISHED` is among its overrides.
-    Raises `OSError`, `ValueError` and `ResultsError` for damaged files.
-    """
-    overrides = read_overrides(folder)
-    result = read_result(folder) if (folder / RESULT).exists() else {}
-    metric = main_of(result) if result else metric_in(_last_row(folder))
-    rows = read_history(folder / HISTORY, metric.name)
-    if len(rows) < 2:
-        return None
-    known = next((r for r in reversed(rows) if r.get(metric.name) is not None), {})
-    told = {"metrics": {metric.name: metric._asdict()}} if metric.name != "loss" else {}
-    found = {
-        **dict.fromkeys(SURE, 0),
-        "seed": int(overrides.get("seed", 0)),
-        **told,
-        **rows[-1],
-        metric.name: known.get(metric.name),
-        **result,
-    }
-    expect_result(found)
-    return Run({**with_effect(overrides), NOT_FINISHED: "yes"}, found, lambda: rows, folder)
-
-
-def metric_in(row: Row) -> MainMetric:
-    """Return the main metric of a run without a result: the first name after `loss` in a row."""
-    after = dropwhile("loss".__ne__, row)
-    name = next(islice(after, 1, None), LOSS.name)
-    odd = row.get(name) is not None and number(row[name]) is None
-    if odd or name in HISTORY_NUMBERS or not fit_to_show(name):
-        return LOSS
-    return MainMetric(name, name in SHARES, name in SHARES)
-
-
-def why_unfinished(folder: Path) -> str:
-    """Return why a run has no usable result, in one line."""
-    if (line := failed_line(folder)) is not None:
-        return one_line(f"failed: {line}")
-    try:
-        stopped = read_result(folder).get("stopped")
-    except FileNotFoundError:
-        return f"no {RESULT}: it still runs, or was killed"
-    except (OSError, ValueError):
-        return f"{RESULT} is damaged"
-    return one_line(f"stopped: {stopped}") if stopped else f"{RESULT} is damaged"
-
-
-def _last_row(folder: Path) -> Row:
-    try:
-        with open_file(folder / HISTORY) as opened:
-            return row_in(deque(lines_of(opened), maxlen=1).pop())
-    except (OSError, ValueError, IndexError):
-        return {}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgewire.report.loggers import Ended, LoggedRun, Logger
-from edgewire.report.reader import lines_of, open_file, row_in
+from edgewire.report.reader import rows_in
 from edgewire.report.runs import HISTORY, Row
 from edgewire.report.table import write_csv
 
@@ -34,12 +34,8 @@ class Csv(Logger):
 
     def finish(self, ended: Ended, result: Row) -> None:
         """Write the table, and replace an earlier one."""
-        columns = dict.fromkeys(key for row in self._rows() for key in row)
+        columns = dict.fromkeys(key for row in rows_in(self._history) for key in row)
         partial = self._file.with_name(f"{self._file.name}.part")
-        write_csv(partial, columns, ([row.get(key) for key in columns] for row in self._rows()))
+        rows = filter(None, rows_in(self._history))  # one by one: a history may have 200 MB
+        write_csv(partial, columns, ([row.get(key) for key in columns] for row in rows))
         os.replace(partial, self._file)
-
-    def _rows(self) -> Iterator[Row]:
-        """Yield the rows of the history one by one; it may have 200 MB."""
-        with open_file(self._history) as opened:
-            yield from filter(None, map(row_in, lines_of(opened)))

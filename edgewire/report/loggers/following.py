@@ -20,14 +20,14 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from edgewire.conf.check import check_target
+from edgewire.conf.check import build, check_target
 from edgewire.conf.own_packages import qualified, source_files
 from edgewire.conf.schema import Config, ConfigError
-from edgewire.report.format import one_line
 from edgewire.report.loggers import Ended, LoggedRun, Logger, LoggerError
 from edgewire.report.reader import GrowingFile, file_name, read_json, readable, row_in
 from edgewire.report.runs import HISTORY, Row, read_result
 from edgewire.strategy.run.whole_files import replace_file
+from edgewire.task.errors import described
 
 STATE = ".loggers"  # the folder in a run's folder that says how far each logger has come
 OFTEN = 1.0  # seconds between two looks at the history
@@ -61,8 +61,7 @@ def _made(key: str, node: Any) -> Logger:
         raise ConfigError(f"{key} belongs to no logger that was chosen: {hint}")
     with suppress(ConfigError):  # finds it beside the folder of --config-dir and where users are
         source_files(str(node["_target_"]).partition(".")[0])
-    target = check_target(key, node)
-    kind = target.make
+    kind = check_target(key, node).make
     if not (isinstance(kind, type) and issubclass(kind, Logger)):
         raise ConfigError(
             f"{key}._target_={node['_target_']} is no Logger of edgewire.report.loggers"
@@ -70,10 +69,7 @@ def _made(key: str, node: Any) -> Logger:
     if missing := [name for name in kind.requires if find_spec(name) is None]:
         how = f"pip install -e '.[{kind.extra}]'" if kind.extra else f"pip install {missing[0]}"
         raise ConfigError(f"{key} needs the package {missing[0]}: {how}")
-    try:
-        made: Logger = target.made()
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{key}: {one_line(str(error))}") from error
+    made: Logger = build(key, node)
     return made
 
 
@@ -182,7 +178,7 @@ class _Begun:
         except LoggerError as error:
             raise LoggerError(f"logger {name}: {error}") from error
         except Exception as error:  # a tool's code can raise anything
-            raise LoggerError(f"logger {name} cannot begin: {_line(error)}") from error
+            raise LoggerError(f"logger {name} cannot begin: {described(error)}") from error
 
     def log(self, rows: Sequence[Row]) -> None:
         """Log new rows, after those that it could not log earlier."""
@@ -209,14 +205,9 @@ class _Begun:
 
     def _warn(self, error: Exception) -> None:
         if not self.failed:
-            log.warning("logger %s: %s; the run goes on", self._name, _line(error))
+            log.warning("logger %s: %s; the run goes on", self._name, described(error))
         self.failed = True
 
     def _save(self) -> None:
         self._file.parent.mkdir(exist_ok=True)
         replace_file(self._file, json.dumps(self._state), "\n")
-
-
-def _line(error: BaseException) -> str:
-    """Return an error's type and text in one line of at most 200 characters."""
-    return one_line(f"{type(error).__name__}: {error}", 200)

@@ -3,6 +3,7 @@
 An objective is one class in a module of this package, or of one's own package (`_target_`).
 """
 
-from edgewire.task.objectives.base import Metric, Objective
+from edgewire.task.metric import Metric
+from edgewire.task.objectives.base import Objective
 
 __all__ = ["Metric", "Objective"]

@@ -3,27 +3,14 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
 from edgewire.task.errors import TaskError
+from edgewire.task.metric import LONGEST, LOSS, Metric, fit_to_show
 from edgewire.task.tensors import Tensors
 
-
-class Metric(NamedTuple):
-    """A metric of an evaluation.
-
-    `name`: its name in results. `higher`: whether a higher value is better. `share`: whether it is
-    a share from 0 to 1, which tables show in percent.
-    """
-
-    name: str
-    higher: bool = False
-    share: bool = False
-
-
-LOSS = Metric("loss")
 # The sum that says how many targets count, if an objective leaves some out.
 COUNTED = "num-counted"
 # The end of the name of a sum that is a list of keys, which are joined, and not added. A key is an
@@ -43,7 +30,6 @@ TAKEN = frozenset(
         *("reason", "sent", "heard", "lag", "mean_lag", "samples", "survey"),
     )
 )
-LONGEST = 100  # characters of a metric's name; reports show no longer ones
 TAKEN_PARTS = ("best_", "node_", "_bytes", "_by_segment")  # other names hold one of these
 
 
@@ -90,7 +76,7 @@ class Objective(ABC):
         for metric in self.names[1:]:
             taken = metric in {*TAKEN, LOSS.name} or self.names.count(metric) > 1
             taken = taken or any(part in metric for part in TAKEN_PARTS)
-            if taken or not 0 < len(metric) <= LONGEST or not metric.isprintable():
+            if taken or not fit_to_show(metric):
                 raise TaskError(
                     f"{name} names a metric {metric[:LONGEST]!r}: give it another name, of at most "
                     f"{LONGEST} printable characters, which a run's records do not use already"

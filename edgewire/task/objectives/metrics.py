@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgewire.task.objectives.base import KEYS, Metric
+from edgewire.task.metric import Metric
+from edgewire.task.objectives.base import KEYS
 
 Counts = NDArray[np.float64]
 CONFUSION = "confusion"  # a sum, int64 (K * K,): the samples by their true and predicted class

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from edgewire.task.errors import TaskError
-from edgewire.task.objectives.base import Metric, Objective
+from edgewire.task.metric import Metric
+from edgewire.task.objectives.base import Objective
 from edgewire.task.objectives.classification import one
 from edgewire.task.tensors import Tensors, mapped
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from edgewire.task.objectives.base import COUNTED, Metric, Objective
+from edgewire.task.metric import Metric
+from edgewire.task.objectives.base import COUNTED, Objective
 from edgewire.task.objectives.classification import IGNORED, mean_entropy, one
 from edgewire.task.tensors import Tensors
 

@@ -4,15 +4,15 @@ import shutil
 
 import pytest
 
-from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.task.metric import ACCURACY, Metric
 from papers.make.results import main
 from papers.make.run_archive import archive_file, read_archive, write_archive
 from papers.make.run_archive import main as keep
 from tests.papers.make.made_pages import ACCURACIES, PAGE, define, rows_of, written
 from tests.report.made_runs import add_job
 
-RMSE = MainMetric("rmse")
-DENSITY = MainMetric("density", higher=True)
+RMSE = Metric("rmse")
+DENSITY = Metric("density", higher=True)
 EVERY = PAGE.replace(
     "accuracy, difference, updates", "metric, best metric, difference, reached"
 ) + ("    reach: REACH\n    picture: PICTURE\n")
@@ -53,7 +53,7 @@ def test_the_page_of_a_share_is_that_of_an_accuracy_with_another_name(root):
     run_of(root, ACCURACY, ACCURACIES)
     accuracy = written(root)
     (root / "papers" / "runs" / "e.json.xz").unlink()
-    run_of(root, MainMetric("iou", True, True), ACCURACIES)
+    run_of(root, Metric("iou", True, True), ACCURACIES)
     assert written(root).split() == accuracy.replace("accuracy", "iou").split()
     assert "81 % iou" in written(root)
     assert main(["--check"], root) == 0
@@ -67,7 +67,7 @@ def test_the_page_of_a_share_is_that_of_an_accuracy_with_another_name(root):
         (DENSITY, -1.0, "below"),
         (RMSE, -1.0, "better than"),
         (RMSE, 0.0001, "worse than"),
-        (MainMetric("loss"), 1, "worse than"),
+        (Metric("loss"), 1, "worse than"),
     ],
 )
 def test_a_page_goes_by_the_metric_its_direction_and_its_unit(root, metric, factor, verdict):

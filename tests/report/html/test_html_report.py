@@ -257,6 +257,7 @@ def test_runs_without_a_result_say_why_and_how_to_go_on(tmp_path, quick, monkeyp
 def test_an_unfinished_run_shows_what_it_has_done_beside_finished_runs(finished, tmp_path, quick):
     rows = [row | {"rounds": 9} for row in history((0.1, 0.5, 0.8))]
     ended = {"stopped": "interrupted", **rows[-1]} if finished else {}
+    rows.append(rows[-1] | {"round": 3, "accuracy": None})  # the last value that is known counts
     add_job(tmp_path / "cut", "x=1 seed=0", rows, finished, **ended)
     write_nodes(tmp_path / "cut", [node(0), node(1, mean_lag=9.0)])
     add_run(tmp_path / "whole", "x=1 seed=1")

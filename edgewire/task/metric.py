@@ -1,4 +1,4 @@
-"""A run's main metric: the value by which results are compared."""
+"""Metrics of an evaluation: the main one is the value by which results are compared."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from edgewire.report.format import NOTHING, percent
-
 LONGEST = 100  # characters of a metric's name
 
 
-class MainMetric(NamedTuple):
-    """A metric's name, whether a higher value is better, and whether it is a share from 0 to 1."""
+class Metric(NamedTuple):
+    """A metric of an evaluation.
+
+    `name`: its name in results. `higher`: whether a higher value is better. `share`: whether it is
+    a share from 0 to 1, which tables show in percent.
+    """
 
     name: str
     higher: bool = False
@@ -55,10 +57,10 @@ class MainMetric(NamedTuple):
         return min(max(3 - digits, 0), 9)
 
     def text(self, value: float | None) -> str:
-        """Return a value as text: a share in percent, another value with four digits."""
-        if self.share:
-            return percent(value)
-        return NOTHING if value is None else f"{value:.4g}"
+        """Return a value as text: a share in percent, another with four digits; "-" for None."""
+        if value is None:
+            return "-"
+        return f"{100 * value:.2f} %" if self.share else f"{value:.4g}"
 
     def best(self, values: list[float]) -> float | None:
         """Return the best of the values; None without values."""
@@ -73,15 +75,15 @@ class MainMetric(NamedTuple):
         return value >= bound if self.higher else value <= bound
 
 
-ACCURACY, LOSS = MainMetric("accuracy", True, True), MainMetric("loss")
+ACCURACY, LOSS = Metric("accuracy", True, True), Metric("loss")
 
 
 def fit_to_show(name: str) -> bool:
     """Return whether a metric's name is short and printable, as texts of pictures must be."""
-    return len(name) <= LONGEST and name.isprintable()
+    return 0 < len(name) <= LONGEST and name.isprintable()
 
 
-def main_of(result: Mapping[str, Any]) -> MainMetric:
+def main_of(result: Mapping[str, Any]) -> Metric:
     """Return a run's main metric, from its result; results of earlier versions have accuracies.
 
     Raises `ValueError` for a damaged result.
@@ -90,7 +92,7 @@ def main_of(result: Mapping[str, Any]) -> MainMetric:
     if metrics is None:
         return ACCURACY
     try:
-        found = next((MainMetric(**each) for each in metrics.values()), LOSS)
+        found = next((Metric(**each) for each in metrics.values()), LOSS)
     except (AttributeError, TypeError) as error:
         raise ValueError(f"metrics are {str(metrics)[:40]}") from error
     if [type(each) for each in found] != [str, bool, bool] or not fit_to_show(found.name):
