@@ -212,7 +212,7 @@ def parse(
     bodies = _read_bodies(reader, form)
     return Parsed(
         sparsifier,  # type: ignore[arg-type]
-        quantizer_of(quantizer, params),
+        quantizer_of(quantizer, params),  # type: ignore[arg-type]
         coder,  # type: ignore[arg-type]
         vector,
         there,

@@ -9,8 +9,8 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 
 from edgewire.conf.check import build
 from edgewire.conf.schema import ConfigError
+from edgewire.task.metric import LOSS
 from edgewire.task.objectives import Objective
-from edgewire.task.objectives.base import LOSS
 from edgewire.task.process import uncompiled
 
 TRAIN_LOSS = "train_loss"
