@@ -6,7 +6,7 @@ import ssl
 import httpx
 import pytest
 
-from edgewire.deploy import keys
+from edgewire.deploy import certificates, keys
 from edgewire.deploy.certificates import private_key
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.server import certificate_file
@@ -101,10 +101,14 @@ def copied(file, target):
     return shutil.copy(file, target)
 
 
-def test_the_doctor_knows_both_cas(tool, tmp_path, look):
-    folder = tmp_path / "keys"
-    steps = (["server", "here"], 2), (["ca"], 3), (["server", "--renew", "here"], 3)
-    for words, lines in steps:
+def test_the_doctor_knows_both_cas(tool, tmp_path, look, monkeypatch):
+    """Two CAs of one day have one line."""
+    folder, days = tmp_path / "keys", certificates.CA_DAYS
+    renew = ["server", "--renew", "here"]
+    steps = [(["server", "here"], days, 2), (["ca"], days, 2), (renew, days, 2)]
+    steps += [(["ca", "--drop-old"], days, 2), (["ca"], 900, 3), (renew, 900, 3)]
+    for words, life, lines in steps:
+        monkeypatch.setattr(certificates, "CA_DAYS", life)
         assert tool(*words)[0] == 0
         _, found = look("--server", "--keys", folder)
         assert [level for level, _ in found["certificate"]] == ["ok"] * lines
