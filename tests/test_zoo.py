@@ -146,7 +146,7 @@ REFUSED = {
     "float64": (lambda: with_layer(nn.Linear(64, 10)).double(), "must be float32"),
     "extra": (lambda: with_layer(Extra(64, 10)), "_extra_state cannot travel"),
     "lazy": (lambda: with_layer(nn.LazyLinear(10)), "has no shape yet"),
-    "sparse": (lambda: with_buffer(torch.eye(3).to_sparse()), "sparse float32, which cannot"),
+    "sparse": (lambda: with_buffer(torch.eye(3).to_sparse()), "sparse_coo (3, 3), which"),
     "nan": (lambda: with_buffer(torch.tensor([1.0, torch.nan])), "holds NaN"),
     "alike": (alike, "share memory and are two"),
     "nothing": (lambda: with_layer(nn.Linear(64, 10)).requires_grad_(False), "no"),

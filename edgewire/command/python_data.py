@@ -16,7 +16,7 @@ from edgewire.command.saved_config import CONTINUE, RESUME, START
 from edgewire.conf.schema import ConfigError
 from edgewire.report.runs import HYDRA
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, errors_as
 from edgewire.task.override_text import quoted, text_of
 
 TABLE, ARRAYS = "data.parquet", "data.npz"
@@ -79,7 +79,7 @@ def data_in(
 
 def _table(data: Any, target: str | Sequence[str] | None, file: Path) -> list[str]:
     """Write a table into a Parquet file; return the overrides of its task."""
-    from pyarrow import ArrowException, parquet
+    from pyarrow import parquet
 
     from edgewire.task.tables.columns import Reading
     from edgewire.task.tables.files import read  # it imports torch
@@ -94,10 +94,8 @@ def _table(data: Any, target: str | Sequence[str] | None, file: Path) -> list[st
             raise TaskError(f"data=(x, y): x has {len(x):,} rows, and y has {len(y):,}")
         data["y"] = [*y] if y.ndim > 1 else y
     rows = read(data, Reading())
-    try:
+    with errors_as("data= cannot be written"):
         parquet.write_table(rows.table, file)
-    except ArrowException as error:
-        raise TaskError(f"data= cannot be written: {' '.join(str(error).split())[:200]}") from error
     if target is not None:  # columns may be numbers
         target = [*map(str, target)] if isinstance(target, list | tuple) else str(target)
         expect_there("data", rows.names, [target] if isinstance(target, str) else target)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import TaskError, errors_as
 from edgewire.task.flat_model import FlatModel, tensors_of
 from edgewire.task.models.small import ChannelsLast, channels_last
 from edgewire.task.tensors import Tensors, count, mapped
@@ -213,13 +213,9 @@ def parts_of(make: Callable[[], nn.Module], cuts: Sequence[int], example: Tensor
     for first, last in zip((0, *cuts), (*cuts, len(layers)), strict=True):
         segment = segment_of(model, first, last)
         own = {n: names[id(t)] for n, t in (*segment.named_parameters(), *segment.named_buffers())}
-        try:
+        layer = f"layers {first} to {last - 1}"
+        with errors_as(f"{layer} cannot be computed without values, which cutting needs"):
             h = segment(x)
-        except Exception as error:
-            raise TaskError(
-                f"layers {first} to {last - 1} cannot be computed without values, which cutting "
-                f"needs ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
-            ) from error
         if last < len(layers):
             expect_sendable(h, count(x), last - 1, layers[last - 1].name)
         flat = FlatModel(segment.eval(), "meta")  # the nodes train it in training mode

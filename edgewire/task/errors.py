@@ -1,6 +1,7 @@
 """The error for mistakes that the user can correct."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class TaskError(ValueError):
@@ -16,6 +17,17 @@ def described(error: BaseException) -> str:
     """Return an error's type and the first 400 characters of its text, in one line."""
     text = " ".join(str(error).split())[:400]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def errors_as(before: str, after: str = "") -> Iterator[None]:
+    """Turn any error but a `TaskError` into one: `before`, the error in brackets, `after`."""
+    try:
+        yield
+    except TaskError:
+        raise
+    except Exception as error:  # users' code, files and libraries raise errors of a dozen types
+        raise TaskError(f"{before} ({described(error)}){after}") from error
 
 
 def listed(names: Sequence[str], most: int = 12, between: str = ", ") -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgewire.task.errors import TaskError, described, listed
+from edgewire.task.errors import TaskError, errors_as, listed
 from edgewire.task.model_file import file_of, sha256_of
 from edgewire.task.tensors import mapped
 
@@ -65,14 +65,10 @@ class LoRA(Adapter):
         names = self.target_modules
         if not isinstance(names, str):
             names = [*map(str, names)]  # a Sequential's have numbers as names
-        try:
+        cure = ": adapter.target_modules=[...] names the layers that get an adapter"
+        with errors_as("adapter: PEFT refuses it", cure):
             config = peft.LoraConfig(**{**vars(self), "target_modules": names})
             made: nn.Module = peft.inject_adapter_in_model(config, module)
-        except Exception as error:  # PEFT raises errors of several types
-            raise TaskError(
-                f"adapter: {described(error)} (adapter.target_modules=[...] names the layers that "
-                "get an adapter)"
-            ) from error
         return made
 
 
@@ -130,14 +126,9 @@ def tensors_in(file: str, sha256: str | None = None) -> dict[str, Tensor]:
             f"model.file={file} has the SHA-256 {found[:16]}, and the run's file has {sha256[:16]}:"
             " copy the run's file to this machine"
         )
-    try:
+    cure = ": write it by safetensors.torch.save_file(model.state_dict(), FILE), because a file of "
+    with errors_as(f"model.file={file} is no safetensors file", f"{cure}torch.save can run code"):
         tensors: dict[str, Tensor] = read(file_of(file))
-    except Exception as error:  # safetensors raises errors of several types
-        raise TaskError(
-            f"model.file={file} is no safetensors file ({described(error)}): write it by "
-            "safetensors.torch.save_file(model.state_dict(), FILE), because a file of torch.save "
-            "can run code"
-        ) from error
     if not tensors:
         raise TaskError(f"model.file={file} holds no tensors")
     return tensors

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from edgewire.task.errors import TaskError
+from edgewire.task.tensors import form
 
 STATISTICS = ("running_mean", "running_var")  # names of buffers in torch's BatchNorm layers
 COUNTER = "num_batches_tracked"
@@ -88,8 +89,8 @@ def expect_tensors(module: nn.Module) -> None:
     for key, parameter in found.trained:
         if parameter.dtype not in (torch.float32, *HALVES):
             raise TaskError(
-                f"{name}: {key} is {_of(parameter)}, and what is trained must be float32, float16 "
-                "or bfloat16: give model.float(), or freeze it by requires_grad_(False)"
+                f"{name}: {key} is {form(parameter.data)}, and what is trained must be float32, "
+                "float16 or bfloat16: give model.float(), or freeze it by requires_grad_(False)"
             )
         if key.rpartition(".")[2] in (*STATISTICS, COUNTER):
             raise TaskError(f"{name}: {key}, a parameter, has the name of BatchNorm's statistics")
@@ -101,7 +102,7 @@ def expect_tensors(module: nn.Module) -> None:
                 to_array(tensor[:0] if tensor.dim() else tensor)
         except (TypeError, RuntimeError):
             raise TaskError(
-                f"{name}: {key} is {_of(tensor)}, which cannot travel: give a plain tensor of "
+                f"{name}: {key} is {form(tensor)}, which cannot travel: give a plain tensor of "
                 "numbers"
             ) from None
     _expect_apart(name, found)
@@ -117,10 +118,8 @@ def expect_numbers(module: nn.Module) -> None:
             )
 
 
-def _of(tensor: Tensor) -> str:
-    kind = "quantised " if tensor.is_quantized else ""
-    kind += "sparse " if tensor.layout != torch.strided else ""
-    return kind + str(tensor.dtype).removeprefix("torch.")
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.is_floating_point() or tensor.dtype  # floats are converted
 
 
 def _expect_apart(name: str, found: Tensors) -> None:
@@ -384,17 +383,10 @@ class FlatModel:
         for name, tensor, owner, key in self._places:
             if (now := owner._buffers[key]) is tensor:
                 continue
-            kinds = () if now is None else (now, tensor)
-            floats = all(each.is_floating_point() for each in kinds)  # they are converted
-            if (
-                now is None
-                or now.shape != tensor.shape
-                or not (floats or now.dtype == tensor.dtype)
-            ):
-                is_now = "None" if now is None else f"{_of(now)} {tuple(now.shape)}"
+            if now is None or _kind(now) != _kind(tensor):
                 raise TaskError(
-                    f"{name} was {_of(tensor)} {tuple(tensor.shape)}, and after a batch it is "
-                    f"{is_now}: keep shape and type, or register it with persistent=False"
+                    f"{name} was {form(tensor)}, and after a batch it is {form(now)}: keep shape "
+                    "and type, or register it with persistent=False"
                 )
             tensor.copy_(now)
             owner._buffers[key] = tensor

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edgewire.task.errors import TaskError
+from edgewire.task.errors import errors_as
 
 MODEL = "model.safetensors"  # in a run's folder
 KEY = "edgewire"  # in the metadata: what the file says of its model
@@ -24,15 +24,10 @@ def said_in(path: str) -> dict[str, Any]:
     """
     from safetensors import safe_open
 
-    try:
+    with errors_as(f"{path} is no model's file", ": give the folder of a run"):
         with safe_open(file_of(path), "np") as opened:
             said = (opened.metadata() or {}).get(KEY)
         return dict(json.loads(said)) if said else {}
-    except Exception as error:  # safetensors raises errors of several types
-        reason = str(error).strip().partition("\n")[0]
-        raise TaskError(
-            f"{path} is no model's file ({reason}): give the folder of a run"
-        ) from error
 
 
 def sha256_of(file: str) -> str:
@@ -40,8 +35,5 @@ def sha256_of(file: str) -> str:
 
     Raises `TaskError` if it is unreadable.
     """
-    try:
-        with open(file_of(file), "rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except (OSError, ValueError) as error:
-        raise TaskError(f"model.file={file} cannot be read: {error}") from error
+    with errors_as(f"model.file={file} cannot be read"), open(file_of(file), "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgewire.task.errors import TaskError, described
+from edgewire.task.errors import TaskError, errors_as
 from edgewire.task.finetuning import tensors_in
 from edgewire.task.model_file import KEY, said_in
 from edgewire.task.tensors import Tensors, mapped
@@ -59,15 +59,10 @@ def read_model(path: Path | str) -> tuple[ModelInfo, dict[str, Tensor]]:
     """
     said = said_in(str(path))
     if not said:
-        raise TaskError(
-            f"{path} does not say what its model is, because an earlier EdgeWire has written it: "
-            "`python run.py start=RUN rounds=1` trains it on and writes that"
-        )
+        raise TaskError(f"{path} does not say what its model is: give the folder of a run")
     known = {each.name for each in fields(ModelInfo)}
-    try:
+    with errors_as(f"{path}: what it says of its model is no description"):
         info = ModelInfo(**{key: value for key, value in said.items() if key in known})
-    except TypeError as error:
-        raise TaskError(f"{path}: what it says of its model is no description: {error}") from error
     return info, tensors_in(str(path))
 
 
@@ -113,14 +108,8 @@ def fitted(source: Any, kinds: Any) -> Tensors:
     model may take them. Raises `TaskError` for another structure, another number of dimensions, and
     broken numbers for integers.
     """
-    try:
+    with errors_as(f"the model takes {in_words(kinds)}, and not these"):
         return _for_each(_fitted, kinds, source)
-    except TaskError:
-        raise
-    except Exception as error:  # a source may be anything
-        raise TaskError(
-            f"the model takes {in_words(kinds)}, and not these ({described(error)})"
-        ) from error
 
 
 def _fitted(kind: dict[str, Any], source: Any) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import edgewire.task.lazy_imports  # noqa: F401  # before any import of flwr_datasets
 from edgewire.task.datasets.data import Split
-from edgewire.task.errors import TaskError, described
+from edgewire.task.errors import TaskError, errors_as
 
 # Keys that separate this module's random streams from other streams with the same seed.
 _SHUFFLE, _DRAW, _GROUPS = 1, 2, 3
@@ -100,8 +100,6 @@ class Partition:
 
     def __init__(self, partitioner: Any, split: Split, nodes: int, seed: int) -> None:
         total = len(split)
-        if nodes < 1 or seed < 0:
-            raise TaskError(f"nodes={nodes}, seed={seed}: give 1 node or more and no negative seed")
         if isinstance(partitioner, Sampled):
             if not 1 <= partitioner.samples <= total:
                 raise TaskError(
@@ -128,7 +126,6 @@ class Partition:
             )
         self.by_group = by == "group"
         self._total, self._nodes, self._seed = total, nodes, seed
-        self._indices: dict[int, Tensor] = {}
 
     def indices(self, node: int) -> Tensor:
         """Return the sample indices of `node` (0..nodes-1), int64 (n,).
@@ -141,27 +138,17 @@ class Partition:
             )
         if isinstance(self._partitioner, Sampled):
             return torch.from_numpy(self._partitioner.draw(self._total, self._seed, node))
-        if node not in self._indices:
-            self._indices[node] = torch.from_numpy(self._load(node))
-        return self._indices[node]
-
-    def _load(self, node: int) -> NDArray[np.int64]:
         # a small alpha gives some nodes few samples
         cure = "give a larger partition.alpha, or " * hasattr(self._partitioner, "_alpha")
         # The user cannot act on their warnings (a repeated draw, an old option of pyarrow).
-        with warnings.catch_warnings(action="ignore"):
-            try:
-                rows: NDArray[np.int64] = self._cut(node)
-            except TaskError:
-                raise
-            except (ValueError, TypeError, KeyError, IndexError) as error:
-                why = f"{described(error)}; {cure}correct its options"
-                raise TaskError(f"the partition cannot be made: {why}") from error
+        made = errors_as("the partition cannot be made", f": {cure}correct its options")
+        with warnings.catch_warnings(action="ignore"), made:
+            rows: NDArray[np.int64] = self._cut(node)
         if len(rows) == 0:
             raise TaskError(
                 f"the partition leaves node {node + 1} without a sample: {cure}give fewer nodes"
             )
-        return rows
+        return torch.from_numpy(rows)
 
     @cached_property
     def _cut(self) -> Callable[[int], Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from edgewire.task.datasets import Data, Split
-from edgewire.task.errors import TaskError, described
+from edgewire.task.errors import TaskError, described, errors_as
 from edgewire.task.objectives import Objective
 from edgewire.task.objectives.base import KEYS
 from edgewire.task.objectives.regression import Regression
@@ -96,15 +96,11 @@ def _cure(error: Exception, data: Data) -> str:
 def expect_trains(model: nn.Module, objective: Objective, data: Data) -> None:
     """Raise `TaskError` in one line if the model cannot train on one sample, as with BatchNorm."""
     x, y = (rows(each, 0, 1) for each in (data.train.inputs, data.train.targets))
-    try:
+    cure = ": give batch_size= of 2 or more, or fewer nodes="
+    with errors_as("the model cannot train on mini-batches of one sample", cure):
         trained = copy.deepcopy(model)
         with IsolatedRng(CPU, 0), torch.no_grad():
             objective.loss(trained if trained.training else trained.train(), data.prepared(x), y)
-    except Exception as error:  # a user's model may raise anything
-        raise TaskError(
-            f"the model cannot train on mini-batches of one sample ({described(error)}): give "
-            f"batch_size= of 2 or more, or fewer nodes="
-        ) from error
 
 
 def counted(tensor: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from edgewire.task.errors import TaskError
@@ -46,3 +47,12 @@ def taken(tensors: Tensors, index: Tensor) -> Tensors:
 def rows(tensors: Tensors, start: int, stop: int) -> Tensors:
     """Return views of the samples `start` to `stop` - 1."""
     return mapped(lambda tensor: tensor[start:stop], tensors)
+
+
+def form(value: object) -> str:
+    """Return a value's type for a message, and a tensor's layout and shape."""
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    words = [str(each).removeprefix("torch.") for each in (value.dtype, value.layout)]
+    words = words[: 1 + (value.layout != torch.strided)] + ["with a gradient"] * value.requires_grad
+    return f"{' '.join(words)} {tuple(value.shape)}"

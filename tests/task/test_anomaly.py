@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgewire.task.objectives.anomaly import Anomaly
+from edgewire.task.objectives.reconstruction import Anomaly
 from edgewire.task.steps import evaluate
 
 

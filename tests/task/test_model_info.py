@@ -126,8 +126,8 @@ def test_a_file_tells_what_was_saved_and_further_keys_do_not_matter(tmp_path):
 @pytest.mark.parametrize(
     ("metadata", "line"),
     [
-        (None, "an earlier EdgeWire has written it: `python run.py start="),
-        ({"edgewire": "{}"}, "an earlier EdgeWire"),
+        (None, "does not say what its model is: give the folder of a run"),
+        ({"edgewire": "{}"}, "does not say what its model is"),
         ({"edgewire": "{"}, "is no model's file"),
         ({"edgewire": "[1]"}, "is no model's file"),
         ({"edgewire": '{"model": 1}'}, "is no description"),

@@ -10,9 +10,9 @@ from torch import nn
 from edgewire.task.errors import TaskError
 from edgewire.task.models import build_model
 from edgewire.task.models.parts import MODELS, register
+from edgewire.task.models.published import small_vgg
 from edgewire.task.models.sequences import LSTM, Transformer
 from edgewire.task.models.small import wide_mlp
-from edgewire.task.models.vgg import small_vgg
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 # Numbers of parameters for 3x32x32 images and 10 classes, as in the docstrings.

@@ -226,7 +226,6 @@ REFUSED = [
     (flower.IidPartitioner(41), MANY, 40, "makes 41 partitions for nodes=40"),
     (DIRICHLET(40, "target", 1.0), MANY, 40, "target"),
     (DIRICHLET(40, "label", 0.05, min_partition_size=0), MANY, 40, "without a sample"),
-    *((Sampled(3), FIFTY, nodes, f"nodes={nodes}, seed=0") for nodes in (0, -2)),
     (Natural(5), grouped([3, 4, 5, 6]), 5, "nodes=4 or fewer"),
     (flower.GroupedNaturalIdPartitioner("group", 3), grouped([3, 4, 5, 6]), 3, "makes 2 part"),
     (flower.ShardPartitioner(2, "label", 2), grouped([3, 4, 5, 6]), 2, "targets that are classes"),
@@ -244,9 +243,7 @@ def test_a_partition_that_cannot_be_made_gives_one_line(made, split, nodes, says
 
 
 @pytest.mark.parametrize("made", [flower.IidPartitioner(5), Iid(5), Sampled(3)])
-def test_nodes_and_seeds_that_do_not_exist(made):
+def test_nodes_that_do_not_exist(made):
     for node in (-1, 5):
         with pytest.raises(TaskError, match=f"no node {node}"):
             Partition(made, FIFTY, 5, 0).indices(node)
-    with pytest.raises(TaskError, match="nodes=5, seed=-1"):
-        Partition(made, FIFTY, 5, -1)

@@ -1,9 +1,8 @@
 """The types of a data set, and the helpers that its loaders share."""
 
-import http.client
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.errors import TaskError, described
+from edgewire.task.errors import TaskError, errors_as
 from edgewire.task.tables.columns import Columns
-from edgewire.task.tensors import Tensors, count, leaves, mapped, only, rows, taken
+from edgewire.task.tensors import Tensors, count, form, leaves, mapped, only, rows, taken
 from edgewire.task.transforms import ImageTransform, LogMel, unchanged
 
 MOST_READ = 1 << 26  # entries of a tensor in which NaN is looked for
@@ -185,23 +184,14 @@ def expect_rows(where: str, split: Split) -> None:
             ):
                 each = "sample" if part == "inputs" else f"of the {len(split)} samples"
                 raise TaskError(
-                    f"{where}.{part} are {_form(tensor)}: give a dense tensor without a gradient, "
+                    f"{where}.{part} are {form(tensor)}: give a dense tensor without a gradient, "
                     f"with a row for each {each}"
                 )
             if part == "groups" and (tensor.is_floating_point() or tensor.dim() != 1):
                 raise TaskError(
-                    f"{where}.groups are {_form(tensor)}: give the number of a group for each "
+                    f"{where}.groups are {form(tensor)}: give the number of a group for each "
                     f"sample, int64 (N,)"
                 )
-
-
-def _form(value: object) -> str:
-    """Return a value's type for a message, and a tensor's layout and shape."""
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    words = [str(each).removeprefix("torch.") for each in (value.dtype, value.layout)]
-    words = words[: 1 + (value.layout != torch.strided)] + ["with a gradient"] * value.requires_grad
-    return f"{' '.join(words)} {tuple(value.shape)}"
 
 
 def _expect_finite(where: str, tensors: Tensors, transform: Any = unchanged) -> None:
@@ -228,7 +218,7 @@ def _expect_images(where: str, images: Tensors, some: bool) -> None:
     good = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.dim() == 4
     if not good or 0 in cast(Tensor, images).shape[not some :]:  # a device has none to test on
         raise TaskError(
-            f"{where} are {_form(images)}, and uint8 (N, C, H, W) from 0 to 255 is taken, at least "
+            f"{where} are {form(images)}, and uint8 (N, C, H, W) from 0 to 255 is taken, at least "
             f"1 of each: mul(255).round().to(torch.uint8) makes floats from 0 to 1 so, and "
             f"unsqueeze(1) grey images"
         )
@@ -253,7 +243,7 @@ def _expect_labels(where: str, split: Split, classes: int) -> None:
     labels = split.labels
     if labels is None:
         raise TaskError(
-            f"{where} are {_form(split.targets)}, and int64 ({len(split)},) is taken with "
+            f"{where} are {form(split.targets)}, and int64 ({len(split)},) is taken with "
             f"classes={classes}, a class for each sample: squeeze(1) makes a column so, and long() "
             f"floats"
         )
@@ -306,16 +296,9 @@ def shown(path: Path) -> str:
     return str(path) if path.is_absolute() else f"./{path}"
 
 
-@contextmanager
-def reads_as(file: Path, kind: str, cure: str = "copy it again") -> Iterator[None]:
-    """Turn any error of a reader, which may raise a dozen types, into a one-line `TaskError`."""
-    try:
-        yield
-    except TaskError:
-        raise
-    except Exception as error:
-        why = described(error)
-        raise TaskError(f"{shown(file)} cannot be read as {kind} ({why}): {cure}") from error
+def reads_as(file: Path, kind: str, cure: str = "copy it again") -> AbstractContextManager[None]:
+    """Return a context that turns any error of a reader into a one-line `TaskError`."""
+    return errors_as(f"{shown(file)} cannot be read as {kind}", f": {cure}")
 
 
 def downloaded(
@@ -334,12 +317,9 @@ def downloaded(
 
     root, before = root or DEFAULT_ROOT, socket.getdefaulttimeout()
     socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
+    cure = ": check the network and the folder, or fetch the files on another machine and give "
     try:
-        return getattr(torchvision.datasets, reader)(root, download=True)
-    except (RuntimeError, OSError, http.client.HTTPException) as error:
-        raise TaskError(
-            f"{name} could not be downloaded to {root} ({described(error)}): check the network and "
-            f"the folder, or fetch the files on another machine and give dataset.root=FOLDER"
-        ) from error
+        with errors_as(f"{name} could not be downloaded to {root}", f"{cure}dataset.root=FOLDER"):
+            return getattr(torchvision.datasets, reader)(root, download=True)
     finally:
         socket.setdefaulttimeout(before)

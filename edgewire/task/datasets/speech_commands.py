@@ -50,10 +50,8 @@ def speech_commands(
     if test_list not in LISTS:
         raise TaskError(f"dataset.test_list={test_list}: choose one of {', '.join(LISTS)}")
     path = Path(root or DEFAULT_ROOT).expanduser()
-    if not path.is_dir():
-        raise NoData(f"{shown(path)} is not a folder: give dataset.root=FOLDER with words")
     words = sorted(
-        each.name for each in path.iterdir() if each.is_dir() and each.name[0] not in "._"
+        each.name for each in path.glob("*") if each.is_dir() and each.name[0] not in "._"
     )
     found = [word for word in words if classes is None or word in classes]
     files = [file for word in found for file in sorted((path / word).glob("*.wav"))]

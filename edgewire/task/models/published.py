@@ -1,4 +1,4 @@
-"""Publisheds of torchvision, with first layers fitted to small images."""
+"""Networks of torchvision, with first layers fitted to small images."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from edgewire.task.models.parts import MODELS, SMALL, need, stem
-from edgewire.task.models.vgg import small_vgg
 
 
 class Published(NamedTuple):
@@ -25,6 +24,30 @@ class Published(NamedTuple):
     stride_1: str = ""
     options: dict[str, Any] | None = None
     small: Callable[[int, int, int], nn.Module] | None = None
+
+
+def small_vgg(
+    layers: str, batch_norm: bool, channels: int, size: int, classes: int, width: int = 64
+) -> nn.Module:
+    """Return VGG for images (channels, size, size) below 64 pixels.
+
+    It has the features of torchvision's model and one linear layer, as usual for CIFAR. Pooling
+    rounds up, so 28 x 28 images are large enough. `layers`: as in torchvision. `width`: the
+    channels of the first layer, 64 in the paper; those of all others in proportion.
+    """
+    from torchvision.models import vgg
+
+    # Building torchvision's whole model would initialise 119 million weights of its classifier.
+    wide = [each if each == "M" else int(each) * width // 64 for each in vgg.cfgs[layers]]
+    features = vgg.make_layers(wide, batch_norm=batch_norm)
+    features[0] = stem(features[0], channels, size)
+    for layer in features:
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(layer, nn.MaxPool2d):
+            layer.ceil_mode = True
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes)]
+    return nn.Sequential(features, *head)
 
 
 POOL = ("maxpool",)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from edgewire.task.datasets import Data, Split
-from edgewire.task.errors import TaskError, described
+from edgewire.task.errors import TaskError, errors_as
 from edgewire.task.objectives import Objective
 from edgewire.task.steps import Batch, counted, evaluating
 from edgewire.task.tensors import Tensors, leaves, mapped
@@ -85,18 +85,14 @@ class EndLoss:
         """
         with evaluating(model), torch.no_grad():
             output = model(self._data.prepared(few.inputs))
-            try:
+            with errors_as(
+                "a cut model's last node has the output and the targets alone, and the loss of "
+                f"{type(self._objective).__name__} needs more",
+                ": if it reads the inputs, set needs_inputs = True in its class, and they are sent "
+                "there",
+            ):
                 inputs, targets = self.received(self.sent(few.targets, few.inputs))
                 self(output, inputs, targets)
-            except TaskError:
-                raise
-            except Exception as error:  # a user's objective may raise anything
-                name = type(self._objective).__name__
-                raise TaskError(
-                    "a cut model's last node has the output and the targets alone, and the loss of "
-                    f"{name} needs more ({described(error)}): if it reads the inputs, set "
-                    "needs_inputs = True in its class, and they are sent there"
-                ) from error
 
 
 class _Model:

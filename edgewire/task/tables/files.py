@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgewire.task.datasets.data import reads_as, shown
-from edgewire.task.errors import TaskError, described
+from edgewire.task.errors import TaskError, errors_as
 from edgewire.task.tables import arrow
 from edgewire.task.tables.arrow import Table, parquet, pyarrow, types
 from edgewire.task.tables.columns import MISSING, Reading
@@ -128,7 +128,7 @@ def _joined(tables: list[Table], place: str) -> Table:
     names = [name for name in tables[0].column_names if all(name in each for each in columns)]
     if odd := set[str]().union(*columns) - {*names}:
         log.warning("%s: columns that some files lack are left out: %s", place, sorted(odd)[:20])
-    try:
+    with errors_as(f"{place}: its files differ"):
         kept = [each.select(names) for each in tables]
         for at, name in enumerate(names):
             kinds = {each.field(at).type for each in kept}
@@ -137,8 +137,6 @@ def _joined(tables: list[Table], place: str) -> Table:
                 pairs = zip(kept, texts, strict=True)
                 kept = [each.set_column(at, name, text) for each, text in pairs]
         return pyarrow.concat_tables(kept, promote_options="permissive")
-    except (pyarrow.ArrowException, KeyError) as error:
-        raise TaskError(f"{place}: its files differ: {described(error)}") from error
 
 
 def _content(file: Path, reading: Reading, texts: Collection[str]) -> tuple[Table, str]:
