@@ -20,13 +20,8 @@ from edgewire.compression.screening import Screening
 from edgewire.conf.check import Codecs
 from edgewire.strategy.federated import Federated
 from edgewire.task.errors import TaskError
-<<<<<<< HEAD
 from edgewire.task.metric import Metric
-from edgewire.task.objectives.anomaly import Anomaly
 from edgewire.task.objectives.base import Objective
-=======
-from edgewire.task.objectives.base import Metric, Objective
->>>>>>> s-task
 from edgewire.task.objectives.classification import Classification
 from edgewire.task.objectives.next_token import NextToken
 from edgewire.task.objectives.reconstruction import Anomaly, Reconstruction
