@@ -38,7 +38,7 @@ from edgewire.conf.words import explained
 from edgewire.report.comparison import LINK, ONE_SEED, UNCLEAR, comparison
 from edgewire.report.energy import RADIOS
 from edgewire.report.reader import ResultsError
-from edgewire.report.runs import Run, by_seed, main_metric
+from edgewire.report.runs import Run, by_seed, main_metric, run_of
 from edgewire.report.summary import is_no_better, laid_out, next_lines, shown, trained
 from edgewire.task.metric import ACCURACY, LOSS
 
@@ -143,7 +143,7 @@ class Comparison:
         """The data, the model and the nodes. Raises `TaskError` for a task that cannot train."""
         set_up_logging(verbose=False)
         root = str(self.base.dataset.root or "null")
-        return trained(prepare(self.config), Path(), root).rpartition(" · ")[0]
+        return trained(run_of(Path(), prepare(self.config)), root).rpartition(" · ")[0]
 
     @property
     def is_known(self) -> bool:
@@ -227,7 +227,7 @@ class Comparison:
             logging.disable(logging.NOTSET)
         results: dict[Method, list[Run]] = {}
         for run in found:
-            results.setdefault(jobs[int(run.folder.name)][1], []).append(run.as_run())
+            results.setdefault(jobs[int(run.folder.name)][1], []).append(run.run)
             found.failed.pop(run.folder, None)  # it has diverged
         if not found:
             raise ResultsError(next(iter(found.failed.values()), "no run has finished"))

@@ -154,6 +154,13 @@ def started_in(argv: list[str]) -> Path:
     return Path.cwd()
 
 
+def own_folders(composed: DictConfig, folder: Path) -> list[Path]:
+    """Return the folders in which a job's packages are looked up; `folder`: the job's."""
+    dirs = (Path(each).parent for each in config_dirs(HydraConfig.get().runtime))
+    before = own_folders_of(Path(composed.model.file)) if composed.model.get("file") else []
+    return [*dirs, *path_of(folder), *before, Path.cwd()]
+
+
 def own_folders_of(run: Path) -> list[Path]:
     """Return the folders in which a run's packages are looked up (`look_in`), and today's folder.
 

@@ -33,6 +33,22 @@ MOST_CLASSES = 20  # of a confusion matrix
 MOST_NODES = 500  # rows of the table of nodes
 
 
+def tables_of(
+    report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str, Network]
+) -> dict[str, Table]:
+    """Return the tables of a page by its sections, without those that have no rows."""
+    found: dict[str, Table | None] = {"runs": runs_table(report.records)}
+    if report.groups:
+        found |= {
+            "summary": summary_table(report),
+            "metric": confusion_table(report.single.result) if report.single else None,
+            "time": time_table(report, links),
+            "nodes": nodes_table(nodes, report.metric),
+            "settings": settings_table(report.coloured),
+        }
+    return {section: table for section, table in found.items() if table is not None}
+
+
 def _count(value: float) -> str:
     return f"{value:,.10g}"
 
