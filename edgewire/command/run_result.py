@@ -35,7 +35,6 @@ from edgewire.report.runs import (
     whole_bytes,
 )
 from edgewire.report.summary import answers, interval_of, is_plain, screen, trained
-from edgewire.task.metric import main_of
 
 if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
     import pandas as pd
@@ -116,7 +115,7 @@ class RunResult(Shown):
     def metrics(self) -> dict[str, float | None]:
         """The loss and the metrics of the last evaluation, by name; the main metric is first."""
         others = self.values.get("metrics") or {}
-        names = dict.fromkeys((main_of(self.values).name, *others, "loss"))
+        names = dict.fromkeys((self.run.metric.name, *others, "loss"))
         return {name: self.values.get(name) for name in names}
 
     @property
@@ -217,8 +216,7 @@ class RunResult(Shown):
             return "\n".join(screen(self.folder))
 
     def _repr_html_(self) -> str:
-        main = main_of(self.values)
-        rows = readable(self.run.evaluations) or []
+        main, rows = self.run.metric, readable(self.run.evaluations) or []
         points = evenly([(row["round"], row[main.name]) for row in rows], POINTS)
         with reading(self.folder):
             told = {**answers(self.run), "next": NEXT}

@@ -16,17 +16,7 @@ from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.node_table import NodeRecord, notable
 from edgewire.report.runs import ended_early, sent_bytes, whole_bytes
 from edgewire.report.summary import confusion_of
-from edgewire.report.table import (
-    COLUMNS,
-    Cell,
-    Column,
-    Table,
-    mean,
-    number,
-    quantity,
-    value_or_words,
-    words,
-)
+from edgewire.report.table import COLUMNS, Cell, Column, Table, mean, number, quantity, words
 from edgewire.task.metric import Metric
 
 MOST_CLASSES = 20  # of a confusion matrix
@@ -82,8 +72,9 @@ def _label(group: ReportGroup) -> Cell:
 
 def _names(report: ReportRuns) -> list[Column]:
     def name(key: str, group: ReportGroup) -> Cell:
+        first = key == report.keys[0]
         text = one_line(group.overrides.get(key, NOTHING))
-        return value_or_words(text) if key != report.keys[0] else words(text, "name", group.rank)
+        return words(text, "name" * first, group.rank if first else None)
 
     keys = [Column(one_line(key, 60), partial(name, key), numeric=False) for key in report.keys]
     return keys or [Column("run", _label, numeric=False)]
@@ -180,7 +171,7 @@ def settings_table(groups: Sequence[ReportGroup]) -> Table | None:
     """
 
     def value(group: ReportGroup, key: str) -> Cell:
-        return value_or_words(group.settings.get(key, NOTHING))
+        return words(group.settings.get(key, NOTHING))
 
     keys = dict.fromkeys(key for group in groups for key in group.settings)
     one = len(groups) == 1
@@ -240,7 +231,7 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
     columns = [
         Column("run", lambda record: words(str(record.folder), "name"), numeric=False),
         Column("group", lambda record: words(record.group), numeric=False),
-        Column("seed", lambda record: value_or_words(record.seed)),
+        Column("seed", lambda record: words(record.seed)),
         Column("outcome", lambda record: words(record.outcome, "" if record.fine else "bad"),
                numeric=False),
         Column("metric", lambda record: record.value or Cell(NOTHING)),
