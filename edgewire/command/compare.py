@@ -36,10 +36,10 @@ from edgewire.conf.own_packages import look_in
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.words import explained
 from edgewire.report.comparison import LINK, ONE_SEED, UNCLEAR, comparison
-from edgewire.report.energy import RADIOS
+from edgewire.report.link_time import RADIOS
 from edgewire.report.reader import ResultsError
-from edgewire.report.runs import Run, by_seed, main_metric
-from edgewire.report.summary import is_no_better, laid_out, next_lines, shown, trained
+from edgewire.report.runs import Run, by_seed, main_metric, run_of
+from edgewire.report.summary import WIDTH, is_no_better, laid_out, next_lines, shown, trained
 from edgewire.task.metric import ACCURACY, LOSS
 
 UNCOMPRESSED, FEW_BYTES = "fedavg", "edgewire"
@@ -51,7 +51,6 @@ OWN = ("nodes", "rounds", "lr")  # words of which each run gets its own
 FACTORS = (1.0, 0.3, 3.0)  # of a method's rate, in a search; of equal ones the first
 VALIDATE = "dataset.validate=0.1"  # a part of the training set is the test set
 RATES = re.compile(r"network=([0-9.]+)/([0-9.]+)")  # Mbit/s down and up
-WIDTH = 110  # characters of a line, if no terminal says it
 USAGE = """python run.py compare [OVERRIDES] [--config-dir DIR]         (more in docs/sweeps.md)
 
 Trains a task, chosen as for python run.py, without compression, with int8 values, and with few
@@ -143,7 +142,7 @@ class Comparison:
         """The data, the model and the nodes. Raises `TaskError` for a task that cannot train."""
         set_up_logging(verbose=False)
         root = str(self.base.dataset.root or "null")
-        return trained(prepare(self.config), Path(), root).rpartition(" · ")[0]
+        return trained(run_of(Path(), prepare(self.config)), root).rpartition(" · ")[0]
 
     @property
     def is_known(self) -> bool:
@@ -227,7 +226,7 @@ class Comparison:
             logging.disable(logging.NOTSET)
         results: dict[Method, list[Run]] = {}
         for run in found:
-            results.setdefault(jobs[int(run.folder.name)][1], []).append(run.as_run())
+            results.setdefault(jobs[int(run.folder.name)][1], []).append(run.run)
             found.failed.pop(run.folder, None)  # it has diverged
         if not found:
             raise ResultsError(next(iter(found.failed.values()), "no run has finished"))
@@ -240,7 +239,7 @@ def say(*lines: object) -> None:
     """Print texts as they are, and tables."""
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
-        console.width = 2 * WIDTH  # a table that is wider is cut
+        console.width = 2 * WIDTH  # no terminal says it; a table that is wider is cut
     for line in lines:
         console.print(line, markup=False)
 

@@ -21,6 +21,7 @@ from edgewire.conf.load import HERE as CONF
 from edgewire.conf.load import typed
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, confine_data
+from edgewire.report.reader import read_json, readable
 from edgewire.strategy.run.whole_files import replace_file
 from edgewire.task.tables.columns import SURVEY, Columns
 
@@ -62,7 +63,7 @@ def with_columns(composed: DictConfig, folder: Path, words: Iterable[str]) -> Di
         found.objective.class_weights = None  # until the classes are known
 
     def read() -> Data:
-        return loaded(as_the_server_reads(typed(found)))
+        return loaded(typed(found))
 
     if columns not in (None, SURVEY):
         found.dataset.columns = _of_file(str(columns))
@@ -141,10 +142,7 @@ def surveyed(composed: DictConfig, folder: Path) -> str:
 
 def cost_of(folder: Path) -> Mapping[str, Any]:
     """Return what a run's survey has cost, and found: nodes, bytes and rows; {} without survey."""
-    try:
-        found = json.loads((folder / SURVEYED).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
+    found = readable(read_json, folder / SURVEYED) or {}
     return cast(Mapping[str, Any], found.get("survey", {}))
 
 
@@ -162,7 +160,7 @@ def with_objective(composed: DictConfig, folder: Path) -> DictConfig:
         return composed
     found: dict[str, Any] = {"class_weights": None} if balanced else {}
     config = typed(cast(DictConfig, OmegaConf.merge(composed, {"objective": found})))
-    data = loaded(as_the_server_reads(config))
+    data = loaded(config)
     if balanced:
         counts = _counts(data, folder)
         if not counts.sum():
@@ -207,25 +205,18 @@ def _counts(data: Data, folder: Path) -> Tensor:
 def loaded(config: Config) -> Data:
     """Return the data that the run's server has: without samples if only nodes have some.
 
-    `config`: as the server reads it.
+    The `dataset.root` of a submitted run is the folder that the server takes it for. Raises
+    `ConfigError` for a folder that the server would refuse.
     """
     from edgewire.conf.build import data_of, server_data_of
 
-    return server_data_of(config) if is_submitted(config) else data_of(config)
+    if not is_submitted(config):
+        return data_of(config)
+    config = replace(config, dataset=replace(config.dataset))
+    confine_data(config, NodeGrants.of({}))
+    return server_data_of(config)
 
 
 def is_submitted(config: Config) -> bool:
     """Return whether the run is submitted to a running server."""
     return bool(config.engine.get("_target_") == SUPERLINK)
-
-
-def as_the_server_reads(config: Config) -> Config:
-    """Return a submitted run's configuration with the data folder as the server resolves it.
-
-    So `dataset.root` means the same folder here and on the server. Any other configuration is
-    returned unchanged. Raises `ConfigError` for a folder that the server would refuse.
-    """
-    if is_submitted(config):
-        config = replace(config, dataset=replace(config.dataset))
-        confine_data(config, NodeGrants.of({}))
-    return config

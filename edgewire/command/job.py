@@ -26,32 +26,10 @@ from rich.logging import RichHandler
 
 from edgewire.command.engine import engine_for, job_of
 from edgewire.command.exit import CALLER, Diverged, Failed, clear_errors
-from edgewire.command.from_data import (
-    SURVEYED,
-    as_the_server_reads,
-    cost_of,
-    from_data,
-    is_submitted,
-    loaded,
-)
+from edgewire.command.from_data import SURVEYED, cost_of, from_data, is_submitted, loaded
 from edgewire.command.run_lock import run_lock
-from edgewire.command.saved_config import (
-    RESUME,
-    completed,
-    config_dirs,
-    continues,
-    own_folders_of,
-    resumes,
-)
-from edgewire.command.sweep import (
-    BASIC,
-    REFUSED,
-    SweepEnd,
-    begin_job,
-    may_begin,
-    note_failure,
-    stop_sweep,
-)
+from edgewire.command.saved_config import RESUME, completed, continues, own_folders, resumes
+from edgewire.command.sweep import BASIC, REFUSED, SweepEnd, begin_job, may_begin, note_failure
 from edgewire.compression.base import PayloadError
 from edgewire.conf.check import build, check_targets
 from edgewire.conf.load import name_algorithm, typed
@@ -66,8 +44,8 @@ from edgewire.report.card import CARD, write_card
 from edgewire.report.format import human_bytes
 from edgewire.report.loggers.following import logged, loggers_of
 from edgewire.report.progress import VIEW, run_progress
-from edgewire.report.reader import ResultsError
-from edgewire.report.runs import HYDRA, PATH, path_of, read_result
+from edgewire.report.reader import ResultsError, readable
+from edgewire.report.runs import HYDRA, PATH, read_result, run_of
 from edgewire.report.summary import screen as summary
 from edgewire.report.summary import trained
 from edgewire.report.table import WIDTH
@@ -113,13 +91,12 @@ def job(composed: DictConfig) -> None:
             if place == folder and {each.name for each in folder.iterdir()} == {HYDRA.name}:
                 shutil.rmtree(folder, ignore_errors=True)  # refused before it has begun
             raise
-        note_failure(place, cast(int, failed.code), failed.line)
         file = folder / "result.json"  # of an earlier run, whose overrides are overwritten
         earlier = file.exists() and file.stat().st_mtime < began
         if earlier and place == folder and not continues():
             file.rename(folder / "result.before.json")
-        if composed.get("stop_on_failure") and not has_diverged(place):
-            stop_sweep()
+        stop = composed.get("stop_on_failure") and not has_diverged(place)
+        note_failure(place, cast(int, failed.code), failed.line, stop=bool(stop))
     finally:
         held.close()
 
@@ -138,9 +115,7 @@ def run(composed: DictConfig, folder: Path) -> None:
     """Run a composed configuration in Hydra's run folder and print its summary."""
     refuse_sweep()
     composed, hydra = completed(composed), HydraConfig.get()
-    dirs = (Path(each).parent for each in config_dirs(hydra.runtime))
-    before = own_folders_of(Path(composed.model.file)) if composed.model.get("file") else []
-    look_in([*dirs, *path_of(folder), *before, Path.cwd()])
+    look_in(own_folders(composed, folder))
     config = typed(composed)
     loggers = loggers_of(config)
     set_up_logging(config.verbose)
@@ -183,7 +158,7 @@ def run(composed: DictConfig, folder: Path) -> None:
         task.run_config[RESUME] = True
     with screen.status("loading") if alone() else nullcontext():
         engine = engine_for(config, task)
-        subject = prepare(as_the_server_reads(config))
+        subject = prepare(config)
     try:
         from edgewire.conf.build import objective_of  # it imports torch, as `prepare` does
 
@@ -195,7 +170,7 @@ def run(composed: DictConfig, folder: Path) -> None:
             shared=not alone(),
             name=f"job {hydra.job.num}: " if hydra.mode is RunMode.MULTIRUN else "",
             metric=metric,
-            title=trained(subject, folder) if alone() else "",
+            title=trained(run_of(folder, subject)) if alone() else "",
         )
         logs = logged(loggers, folder, task.run_config["config"], resumes())
         with result_aside(folder), logs, progress:
@@ -267,7 +242,7 @@ def result_aside(folder: Path) -> Iterator[None]:
 
 def has_diverged(folder: Path) -> bool:
     """Return whether a run's result says that its model has diverged."""
-    return (folder / "result.json").exists() and bool(read_result(folder)["diverged"])
+    return bool((readable(read_result, folder) or {}).get("diverged"))
 
 
 def alone() -> bool:

@@ -17,28 +17,24 @@ from edgewire.command.use import exported, load_model
 from edgewire.conf.load import literal
 from edgewire.conf.network import Network, network_named
 from edgewire.report.comparison import LINK, comparison, table_of
-from edgewire.report.curves import evenly, is_plain, legend
+from edgewire.report.curves import evenly, legend
 from edgewire.report.link_time import seconds_over
 from edgewire.report.notebook_card import card, curve_svg
-from edgewire.report.reader import ResultsError, folders, read_json, read_yaml, reading
+from edgewire.report.reader import ResultsError, folders, read_json, read_yaml, readable, reading
 from edgewire.report.runs import (
     CONFIG,
     FAILED,
     REFERENCE,
-    Group,
     Run,
-    expect_result,
     failed_line,
     find_runs,
     group_runs,
     number,
     read_overrides,
-    read_result,
-    run_of,
+    run_with_result,
     whole_bytes,
 )
-from edgewire.report.summary import answers, evaluations, interval_of, screen, trained
-from edgewire.task.metric import main_of
+from edgewire.report.summary import answers, interval_of, is_plain, screen, trained
 
 if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
     import pandas as pd
@@ -74,7 +70,7 @@ class Shown:
     @property
     def _runs(self) -> list[Run]:
         found = self if isinstance(self, SweepResult) else [self]
-        return [each.as_run() for each in cast(list[RunResult], found)]
+        return [each.run for each in cast(list[RunResult], found)]
 
     def show(self, height: int = 700) -> Frame:
         """Write the report, and show its page in a notebook, `height` pixels high."""
@@ -103,23 +99,23 @@ class RunResult(Shown):
     """The result of a run in a folder: metrics, bytes, history, model.
 
     `folder`: the run's folder (docs/run-files.md). `modules`: the modules with the user's own
-    classes, which `load_model` may import. `values`: the content of `result.json`. Raises
-    `ResultsError` for a folder without a result.
+    classes, which `load_model` may import. `values`: the content of `result.json`. `run`: the run
+    as the programs of `report` read it. Raises `ResultsError` for a folder without a result.
     """
 
     def __init__(self, folder: Path | str, modules: Iterable[str] = ()) -> None:
         self.folder, self._packages = Path(folder), {name.partition(".")[0] for name in modules}
         try:
-            self.values = read_result(self.folder)
-            expect_result(self.values)
+            self.run = run_with_result(self.folder)
         except (OSError, ValueError) as error:
             raise ResultsError(f"{self.folder} holds no result of a run: {error}") from error
+        self.values = self.run.result
 
     @property
     def metrics(self) -> dict[str, float | None]:
         """The loss and the metrics of the last evaluation, by name; the main metric is first."""
         others = self.values.get("metrics") or {}
-        names = dict.fromkeys((main_of(self.values).name, *others, "loss"))
+        names = dict.fromkeys((self.run.metric.name, *others, "loss"))
         return {name: self.values.get(name) for name in names}
 
     @property
@@ -166,7 +162,7 @@ class RunResult(Shown):
         import pandas as pd
 
         with reading(self.folder):
-            rows = self.as_run().history()
+            rows = self.run.history()
             if len(rows) * len(set().union(*rows)) > MOST_CELLS:
                 raise ValueError("its rows have too many different keys for a table")
             return pd.DataFrame(rows)
@@ -220,16 +216,11 @@ class RunResult(Shown):
             return "\n".join(screen(self.folder))
 
     def _repr_html_(self) -> str:
-        main = main_of(self.values)
-        rows = evaluations(self.values, self.folder)
+        main, rows = self.run.metric, readable(self.run.evaluations) or []
         points = evenly([(row["round"], row[main.name]) for row in rows], POINTS)
         with reading(self.folder):
-            told = {**answers(self.values, self.folder), "next": NEXT}
-            return card(trained(self.values, self.folder), curve_svg(points, main), told)
-
-    def as_run(self) -> Run:
-        """Return the run as the programs of `report` read it."""
-        return run_of(self.folder, self.values)
+            told = {**answers(self.run), "next": NEXT}
+            return card(trained(self.run), curve_svg(points, main), told)
 
 
 class SweepResult(Shown, list[RunResult]):
@@ -267,7 +258,7 @@ class SweepResult(Shown, list[RunResult]):
     def groups(self) -> dict[str, list[Run]]:
         """The runs by their settings beside the seed; the uncompressed ones come first."""
         made = group_runs(self._runs)
-        made.sort(key=lambda group: not is_plain(group))
+        made.sort(key=lambda group: not is_plain(group.first))
         names = [name.removeprefix("algorithm=") for name in legend(made)]
         return {name: [*group.runs] for name, group in zip(names, made, strict=True)}
 
@@ -276,8 +267,7 @@ class SweepResult(Shown, list[RunResult]):
         """One row of texts for the runs that differ in the seed only, as `compare` prints them."""
         import pandas as pd
 
-        first = next(iter(self.groups.values()), ())
-        plain = next(iter(self.groups)) if first and is_plain(Group({}, first)) else None
+        plain = next((k for k, runs in self.groups.items() if is_plain(runs[0].result)), None)
         table = comparison(self.groups, plain) if self else table_of()
         return pd.DataFrame({str(each.header): [*map(str, each.cells)] for each in table.columns})
 

@@ -52,13 +52,12 @@ CONTINUE = "continue"  # the override's key; also the name of Hydra's jobs in a 
 # overrides that `resume=` and `continue=` allow
 BESIDE = ("engine.", "logger=", "logger.", "+logger.", "verbose=", "checkpoint_every=")
 FILES = ("dataset.root=", "model.file=")  # a resumed run may find its files at other paths
-# what the words that name a folder allow beside them, and what they take
+# what the words that name a folder allow beside them
 BESIDE_OF = {
     CONTINUE: (*BESIDE, "stop_on_failure=", "hydra/launcher=", "hydra.launcher."),
     RESUME: (*BESIDE, *FILES),
     START: ("",),
 }
-TAKES = {CONTINUE: "sweep, such as multirun/DATE/TIME"}
 
 
 def resumes() -> bool:
@@ -119,8 +118,8 @@ def apart(key: str, argv: list[str]) -> tuple[Path, list[str]]:
                 f"begin with {', '.join(BESIDE_OF[key])} do"
             )
     if len(found) > 1 or not found[0]:
-        of = TAKES.get(key, "run, such as outputs/DATE/TIME")
-        raise ConfigError(f"{key}= takes the folder of one {of}")
+        of = "sweep, such as multirun" if key == CONTINUE else "run, such as outputs"
+        raise ConfigError(f"{key}= takes the folder of one {of}/DATE/TIME")
     return _folder(found[0]).absolute(), others
 
 
@@ -152,6 +151,13 @@ def started_in(argv: list[str]) -> Path:
             if found.is_dir():
                 return found
     return Path.cwd()
+
+
+def own_folders(composed: DictConfig, folder: Path) -> list[Path]:
+    """Return the folders in which a job's packages are looked up; `folder`: the job's."""
+    dirs = (Path(each).parent for each in config_dirs(HydraConfig.get().runtime))
+    before = own_folders_of(Path(composed.model.file)) if composed.model.get("file") else []
+    return [*dirs, *path_of(folder), *before, Path.cwd()]
 
 
 def own_folders_of(run: Path) -> list[Path]:

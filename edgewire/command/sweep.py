@@ -49,10 +49,15 @@ REFUSED = ".refused"  # in a sweep's folder: notes of jobs whose folders other p
 SWEEP = ExitStack()  # what this process holds during a sweep; after Ctrl-C the command closes it
 
 
-def note_failure(folder: Path, code: int, line: str) -> None:
-    """Write a job's exit code and printed line into its folder."""
+def note_failure(folder: Path, code: int, line: str, *, stop: bool) -> None:
+    """Write a job's exit code and printed line into its folder.
+
+    `stop`: whether the jobs of this sweep that have not begun end at once, on all machines.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / FAILED, json.dumps({"code": code, "line": line}, indent=2), "\n")
+    if stop:
+        (Path(HydraConfig.get().sweep.dir) / STOPPED).touch()
 
 
 def begin_job(folder: Path, config: str) -> bool:
@@ -104,11 +109,6 @@ def _usable(folder: Path, number: int) -> bool:
         say(f"job {number}: it starts again, without its checkpoint: {error}")
         return False
     return True
-
-
-def stop_sweep() -> None:
-    """Let the jobs of this sweep that have not begun end at once, on all machines."""
-    (Path(HydraConfig.get().sweep.dir) / STOPPED).touch()
 
 
 def may_begin(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from edgewire.command.saved_config import START, own_folders_of, started_in
 from edgewire.conf.own_packages import look_in
 from edgewire.machine.errors import Parser
 from edgewire.report.format import human_bytes
-from edgewire.report.runs import HYDRA, read_result
+from edgewire.report.runs import HYDRA, read_result, run_of
 from edgewire.report.summary import trained
 from edgewire.strategy.run.whole_files import replace_file
 from edgewire.task.errors import listed
@@ -123,7 +123,7 @@ def _trained(run: str) -> list[str]:
     """Return the line that says what was trained; [] beside a model's file without a result."""
     folder = Path(file_of(run)).parent
     with suppress(OSError, ValueError):
-        return [trained(read_result(folder), folder)]
+        return [trained(run_of(folder, read_result(folder)))]
     return []
 
 

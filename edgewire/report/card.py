@@ -14,7 +14,7 @@ from pathlib import Path
 from edgewire.report.format import NOTHING, markdown_table, one_line
 from edgewire.report.node_table import nodes_of
 from edgewire.report.reader import readable, reading
-from edgewire.report.runs import Row, number, read_overrides, read_result, run_of
+from edgewire.report.runs import Row, Run, number, read_overrides, read_result, run_of
 from edgewire.report.summary import NAME, answers, data_name, trained
 from edgewire.task.metric import main_of
 from edgewire.task.model_file import said_in
@@ -59,17 +59,18 @@ def write_card(folder: Path) -> None:
     Raises `ResultsError` for a folder without a result or with damaged files, and `OSError`.
     """
     with reading(folder):
-        text = "\n\n".join(filter(None, _parts(read_result(folder), folder))) + "\n"
+        run = run_of(folder, read_result(folder))
+        text = "\n\n".join(filter(None, _parts(run, run.result, folder))) + "\n"
     (folder / CARD).write_text(text, encoding="utf-8")
 
 
-def _parts(result: Row, folder: Path) -> Iterator[str]:
+def _parts(run: Run, result: Row, folder: Path) -> Iterator[str]:
     """Yield the parts of the card; `result`: the content of the run's `result.json`."""
-    data = data_name(result, folder)
+    data = data_name(run)
     yield _head(result, data)
     yield f"# {_text(result['model'])} on {_text(data)}"
-    yield _text(trained(result, folder), 200)
-    told = {key: text for key, text in answers(result, folder).items() if key != "files"}
+    yield _text(trained(run), 200)
+    told = {key: text for key, text in answers(run).items() if key != "files"}
     told["versions"] = ", ".join(f"{k} {v}" for k, v in (result.get("versions") or {}).items())
     columns = json.loads(said_in(str(folder)).get("columns") or "{}")
     for role in ("features", "target"):
@@ -87,7 +88,7 @@ def _parts(result: Row, folder: Path) -> Iterator[str]:
         yield _table(["class", "test samples", "found"], counts)
     main = main_of(result).name
     keys = ("samples", "uplink_bytes", "downlink_bytes", main)
-    nodes = [(node.label, *map(node.count, keys)) for node in nodes_of(run_of(folder, result))]
+    nodes = [(node.label, *map(node.count, keys)) for node in nodes_of(run)]
     yield _table(["node", "samples", "bytes up", "bytes down", f"{main} on its samples"], nodes)
     given = readable(read_overrides, folder) or {}
     # A card goes to others, and a path may name a user.

@@ -9,10 +9,9 @@ from statistics import fmean
 from rich.table import Table
 
 from edgewire.conf.network import network_named
-from edgewire.report.energy import RADIOS, joules
 from edgewire.report.estimate import Estimate, estimate, paired
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
-from edgewire.report.link_time import own_links, seconds_over, spent
+from edgewire.report.link_time import RADIOS, joules, own_links, seconds_over, spent
 from edgewire.report.runs import Run, by_seed, number, whole_bytes
 from edgewire.task.metric import Metric, main_of
 

@@ -21,19 +21,9 @@ from numpy.typing import NDArray
 from edgewire.report.estimate import student
 from edgewire.report.format import human_bytes, one_line, whole
 from edgewire.report.reader import ResultsError, mistakes_are_lines
-from edgewire.report.runs import (
-    Group,
-    Row,
-    group_runs,
-    main_metric,
-    number,
-    read_runs,
-    sent_bytes,
-    varying,
-    whole_bytes,
-)
+from edgewire.report.runs import Group, Row, group_runs, number, read_runs, sent_bytes, varying
 from edgewire.report.style import LIGHT, PLAIN, STYLE, Ticks, look, name_ends, set_scale
-from edgewire.report.summary import BESIDE, trained
+from edgewire.report.summary import is_plain, trained
 from edgewire.task.metric import ACCURACY, LOSS, Metric
 
 if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
@@ -193,7 +183,7 @@ def draw(
     """
     from matplotlib import rc_context
 
-    metric = main_metric(run for group in groups for run in group.runs)
+    metric = groups[0].metric
     across, up = replace(X[x], log=log_x), replace(y_axis(y, metric), log=log_y)
     found = [
         mean_curve((run.history() for run in group.runs), across, up, smooth=smooth)
@@ -213,7 +203,7 @@ def draw(
         note = f", mean of {smooth} rows" if smooth > 1 else ""
         finish(axes, across, replace(up, label=up.label + note))
         axes.set_title(title or _title(groups), loc="left", fontsize=12)
-        plain = [each for each, group in zip(found, groups, strict=True) if is_plain(group)]
+        plain = [each for each, group in zip(found, groups, strict=True) if is_plain(group.first)]
         if y == metric.name and len(groups) > 1 and len(plain) == 1 and plain[0] is not None:
             axes.axhline(plain[0].mean[-1], color=LIGHT["muted"], linewidth=1, dashes=(3, 3))
         if len(ends) > NAMED:
@@ -228,14 +218,8 @@ def draw(
 def _title(groups: Sequence[Group]) -> str:
     """Return what is trained, as far as all groups have it in common; "" for stored runs."""
     runs = [run for group in groups for run in group.runs[:1] if run.result.get("dataset")]
-    texts = [trained(run.result, run.folder).split(" · ") for run in runs if run.folder]
+    texts = [trained(run).split(" · ") for run in runs if run.folder]
     return " · ".join(part for part in next(iter(texts), []) if all(part in text for text in texts))
-
-
-def is_plain(group: Group) -> bool:
-    """Return whether the runs of a group were not compressed in either direction."""
-    sizes = [whole_bytes(group.runs[0].result, way) for way in ("uplink", "downlink")]
-    return all(abs(plain - sent) <= BESIDE * sent for sent, plain in sizes)
 
 
 def shown_figure(**options: Any) -> Figure:

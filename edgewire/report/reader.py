@@ -281,6 +281,8 @@ def mistakes_are_lines(main: Callable[Given, int]) -> Callable[Given, int]:
                 code, line = main(*given, **named), ""
             except ResultsError as error:
                 code, line = 2, str(error)
+            except BrokenPipeError:  # `| head` ends the command silently (`print_any_text`)
+                raise
             except OSError as error:
                 where = f"{error.filename}: " if error.filename else ""
                 code, line = 2, f"{where}{error.strerror or error}"

@@ -17,17 +17,7 @@ from typing import Any
 
 from edgewire.report.estimate import Estimate, estimate
 from edgewire.report.format import one_line
-from edgewire.report.reader import (
-    ResultsError,
-    lines_of,
-    open_file,
-    read_json,
-    read_yaml,
-    readable,
-    refuse,
-    row_in,
-    rows_in,
-)
+from edgewire.report.reader import ResultsError, read_json, read_yaml, readable, refuse, rows_in
 from edgewire.report.reader import folders as folders_below
 from edgewire.task.metric import ACCURACY, LOSS, Metric, fit_to_show, main_of
 
@@ -156,6 +146,11 @@ class Group:
         """The main metric of the first run; the accuracy if there is no run."""
         return main_metric(self.runs)
 
+    @property
+    def first(self) -> Row:
+        """The result of the first run."""
+        return self.runs[0].result
+
     def estimate(self, measure: Measure, scale: float = 1) -> Estimate | None:
         """Return the estimate of a number over the runs that have it; None if no run has it."""
         return estimate(by_seed(self.runs, measure, scale).values())
@@ -234,18 +229,29 @@ def read_run(folder: Path) -> Run:
     Raises `FileNotFoundError` for a run without a result, `ValueError` for a run that was stopped
     and for damaged files.
     """
-    result = read_result(folder)
-    expect_result(result)
-    run = run_of(folder, result)
-    if result.get("stopped") and not run.diverged:
+    run = run_with_result(folder, read_overrides(folder))
+    if run.result.get("stopped") and not run.diverged:
         raise ValueError(f"{folder} stopped before its end")
     return run
 
 
-def run_of(folder: Path, result: dict[str, Any]) -> Run:
-    """Return the run in a folder, whose result is known. Its history is read only when needed."""
-    overrides = with_effect(read_overrides(folder))
-    return Run(overrides, result, lambda: read_history(folder / HISTORY), folder)
+def run_with_result(folder: Path, overrides: Mapping[str, str] | None = None) -> Run:
+    """Return the run in a folder, which may have been stopped; `overrides`: as in `run_of`.
+
+    Raises `FileNotFoundError` without a result, `ValueError` for a damaged one.
+    """
+    result = read_result(folder)
+    expect_result(result)
+    return run_of(folder, result, overrides)
+
+
+def run_of(folder: Path, result: Row, overrides: Mapping[str, str] | None = None) -> Run:
+    """Return the run in a folder, whose result is known. Its history is read only when needed.
+
+    `overrides`: all; None: those in the folder, none if they are damaged.
+    """
+    given = readable(read_overrides, folder) or {} if overrides is None else overrides
+    return Run(with_effect(given), result, lambda: read_history(folder / HISTORY), folder)
 
 
 def path_of(folder: Path) -> list[Path]:
@@ -342,11 +348,8 @@ def why_unfinished(folder: Path) -> str:
 
 def last_row(folder: Path) -> Row:
     """Return the last row of a run's history; {} if it cannot be read."""
-    try:
-        with open_file(folder / HISTORY) as opened:
-            return row_in(deque(lines_of(opened), maxlen=1).pop())
-    except (OSError, ValueError, IndexError):
-        return {}
+    found = readable(deque, rows_in(folder / HISTORY), 1)
+    return found[0] if found else {}
 
 
 def with_effect(overrides: Mapping[str, str]) -> dict[str, str]:

@@ -17,19 +17,7 @@ from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
 from edgewire.report.link_time import own_name
 from edgewire.report.node_table import NodeRecord, nodes_of, notable, weak_node
 from edgewire.report.reader import readable, reading
-from edgewire.report.runs import (
-    HISTORY,
-    Row,
-    Run,
-    ended_early,
-    expect_result,
-    number,
-    read_history,
-    read_overrides,
-    read_result,
-    read_settings,
-    whole_bytes,
-)
+from edgewire.report.runs import Row, Run, ended_early, number, run_with_result, whole_bytes
 from edgewire.task.errors import listed
 from edgewire.task.metric import Metric, main_of
 
@@ -55,13 +43,14 @@ METHOD = (
 FILES = ("csv", "parquet", "npz", "table", "imagefolder")  # data sets that go by their file's name
 
 
-def trained(result: Mapping[str, Any], folder: Path, root: str = "") -> str:
+def trained(run: Run, root: str = "") -> str:
     """Return what a run trains, in one line: data, model, nodes and method.
 
-    `result`: the keys of its `result.json`. Results of earlier versions do not have all of them.
-    `root`: the file of the data, or "null"; "": as the run's configuration says.
+    `run`: its result need not be complete. `root`: the file of the data, or "null"; "": as the
+    run's configuration says.
     """
-    data, name = _mapping(result, "data"), data_name(result, folder, root)
+    result = run.result
+    data, name = _mapping(result, "data"), data_name(run, root)
     sizes = [f"{size:,.0f}" for key in ("train", "test") if (size := number(data.get(key)))]
     parts = [f"{' + '.join(sizes)} {one_line(str(data.get('kind')), NAME)}"] if sizes else []
     if classes := number(data.get("classes")):
@@ -70,7 +59,7 @@ def trained(result: Mapping[str, Any], folder: Path, root: str = "") -> str:
     model = one_line(str(result.get("model", "")), NAME)
     model += "" if size is None else f", {size:,.0f} parameters"
     about = f"{name} ({', '.join(parts)})" if parts else name
-    method = name_of(result, folder)
+    method = name_of(run)
     nodes, words = number(result.get("nodes")), WORDS.get(method, method)
     count = NOTHING if nodes is None else f"{nodes:,.0f}"
     shorter = f"{model} · {count} node{'s' * (nodes != 1)} · {words}"
@@ -79,21 +68,20 @@ def trained(result: Mapping[str, Any], folder: Path, root: str = "") -> str:
     return next((line for line in lines if len(line) <= WIDTH), one_line(lines[-1], WIDTH))
 
 
-def data_name(result: Mapping[str, Any], folder: Path, root: str = "") -> str:
+def data_name(run: Run, root: str = "") -> str:
     """Return the name of a run's data set, or of its file; `root`: as for `trained`."""
-    name = one_line(str(result.get("dataset", "")), NAME)
+    name = one_line(str(run.result.get("dataset", "")), NAME)
     if name not in FILES:
         return name
-    root = root or read_settings(folder).get("dataset.root", "null")
+    root = root or run.configuration.get("dataset.root", "null")
     return one_line(Path(root).name, NAME) if root != "null" else name
 
 
-def name_of(result: Mapping[str, Any], folder: Path) -> str:
+def name_of(run: Run) -> str:
     """Return a run's name: its preset, and the choices that replace the preset's own."""
-    overrides = readable(read_overrides, folder) or {}
-    preset = str(result.get("algorithm"))
+    overrides, preset = run.overrides, str(run.result.get("algorithm"))
     if "experiment" in overrides and "algorithm" not in overrides:  # it may set any group
-        preset = f"experiment={overrides['experiment']} ({result.get('strategy')})"
+        preset = f"experiment={overrides['experiment']} ({run.result.get('strategy')})"
     chosen = ", ".join(f"{key}={overrides[key]}" for key in METHOD if key in overrides)
     return f"{preset} with {chosen}" if chosen else preset
 
@@ -104,15 +92,14 @@ def screen(folder: Path) -> list[str]:
     Raises `ResultsError` for a folder without a result, and for a damaged one.
     """
     with reading(folder):
-        result = read_result(folder)
-        expect_result(result)
-        rows = answers(result, folder)
+        run = run_with_result(folder)
+        result, rows = run.result, answers(run)
         where = shlex.quote(str(shown(folder)))
         use = [f"python run.py predict {where} FILE", "use the model"]
         more = [f"python -m edgewire.report {where}", "curves, bytes, nodes; then: compare"]
         weak = result.get("diverged") or is_no_better(result, main_of(result))
         nexts = [more] if not result["client_updates"] else [more, use] if weak else [use, more]
-        return [trained(result, folder), *laid_out(rows), *next_lines(rows, *nexts)]
+        return [trained(run), *laid_out(rows), *next_lines(rows, *nexts)]
 
 
 def shown(path: Path) -> Path:
@@ -145,13 +132,13 @@ def _width(rows: Mapping[str, str]) -> int:
     return max(10, *map(len, rows)) + 1
 
 
-def answers(result: Row, folder: Path) -> dict[str, str]:
+def answers(run: Run) -> dict[str, str]:
     """Return what the files of a run tell, by names of at most a few letters; the failures first.
 
     Raises the exceptions of damaged files (`edgewire.report.reader.reading`).
     """
-    main, settings = main_of(result), read_settings(folder)
-    nodes = nodes_of(Run({}, result, list, folder))
+    assert run.folder is not None
+    result, main = run.result, run.metric
     done, rounds = (number(result.get(key)) for key in ("round", "rounds"))
     one, several = ("push", "pushes") if "staleness" in result else ("round", "rounds")
     unit = one if rounds == 1 else several
@@ -161,12 +148,12 @@ def answers(result: Row, folder: Path) -> dict[str, str]:
     rows = {
         "stopped": one_line(f"after {at}: {stopped}") if stopped else "",
         "diverged": f"the model has diverged in {at}" if result.get("diverged") else "",
-        main.name: _measured(result, folder, main, settings),
-        "classes": _worst_class(result, settings),
+        main.name: _measured(run, main),
+        "classes": _worst_class(run),
         "up, down": bytes_told(result),
-        **_over_a_link(result, folder, settings),
-        **node_rows(result, nodes, main),
-        "files": f"{shown(folder)}; {at} in {human_seconds(result['seconds'])}"
+        **_over_a_link(run),
+        **node_rows(result, nodes_of(run), main),
+        "files": f"{shown(run.folder)}; {at} in {human_seconds(result['seconds'])}"
         + (f", on the virtual network {human_seconds(virtual)}" if virtual else "")
         + f", seed {result['seed']}",
     }
@@ -193,8 +180,9 @@ def is_no_better(result: Mapping[str, Any], main: Metric) -> bool:
     return main.reaches(other, (interval_of(result) or (value,))[0])
 
 
-def _measured(result: Row, folder: Path, main: Metric, settings: Mapping[str, str]) -> str:
+def _measured(run: Run, main: Metric) -> str:
     """Return the main metric with its interval, the best value, and the constant predictor's."""
+    result = run.result
     value, best = (number(result.get(f"{kind}{main.name}")) for kind in ("", "best_"))
     if value is None:
         return "not measured: there are no samples to test on"
@@ -216,8 +204,8 @@ def _measured(result: Row, folder: Path, main: Metric, settings: Mapping[str, st
         parts = [f"{text(value)} (95 % interval by {count:,.0f} test {kind}: {interval})"]
     elif data and not count:
         parts = [f"{text(value)} of what the nodes hold back"]
-    rows = evaluations(result, folder)
-    if rows and rows[0]["round"] == 0 and settings.get("model.file", "null") != "null":
+    rows = readable(run.evaluations) or []
+    if rows and rows[0]["round"] == 0 and run.configuration.get("model.file", "null") != "null":
         parts.append(f"from {text(rows[0][main.name])} (start)")
     if best is not None and text(best) != text(value):
         at = next((row["round"] for row in rows if row[main.name] == best), None)
@@ -238,13 +226,6 @@ def _measured(result: Row, folder: Path, main: Metric, settings: Mapping[str, st
         losses = f"{least['loss']:.2g}, now {last['loss']:.2g}"
         parts.append(f"its loss is least in round {least['round']:g} ({losses}): fewer rounds=")
     return "; ".join(parts)
-
-
-def evaluations(result: Row, folder: Path) -> list[Row]:
-    """Return the rows of a run's history with an evaluation; none if it is damaged."""
-    name = main_of(result).name
-    rows = readable(read_history, folder / HISTORY) or []
-    return [row for row in rows if row.get(name) is not None]
 
 
 def _mapping(result: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -272,9 +253,9 @@ def confusion_of(result: Mapping[str, Any]) -> tuple[list[str], list[list[int]]]
     return [one_line(str(dict(enumerate(names)).get(k, k)), NAME) for k in range(len(table))], table
 
 
-def _worst_class(result: Row, settings: Mapping[str, str]) -> str:
+def _worst_class(run: Run) -> str:
     """Return the class of which the model finds the smallest share, and what it takes it for."""
-    name, table = confusion_of(result)
+    name, table = confusion_of(run.result)
     if not table:
         return ""
     found = [(row[at] / sum(row), at) for at, row in enumerate(table) if sum(row)]
@@ -284,7 +265,7 @@ def _worst_class(result: Row, settings: Mapping[str, str]) -> str:
     wrong = max((k for k in range(len(table)) if k != at), key=lambda k: table[at][k])
     text = f'worst: "{name[at]}", {100 * share:.0f} % of {sum(table[at]):,} found'
     rare = sum(table[at]) * len(found) < sum(map(sum, table)) and share < HARDLY_FOUND
-    weights = rare and settings.get("objective.class_weights") == "null"
+    weights = rare and run.configuration.get("objective.class_weights") == "null"
     hint = "; objective.class_weights=balanced may help" * weights
     return f'{text}, {table[at][wrong]:,} taken for "{name[wrong]}"{hint}'
 
@@ -296,7 +277,7 @@ def bytes_told(result: Row) -> str:
     if min(min(pair) for pair in sizes) <= 0:  # nothing was sent, or the rest is unknown
         return text
     ratios = [plain / sent for sent, plain in sizes]
-    if all(abs(ratio - 1) <= BESIDE for ratio in ratios):
+    if is_plain(result):
         return f"{text}: this run is not compressed"
     without = ", ".join(human_bytes(plain) for _, plain in sizes)
     told = f"{' and '.join(map(times, ratios))} times fewer than"
@@ -305,17 +286,23 @@ def bytes_told(result: Row) -> str:
     return f"{text}: {told} without compression ({without})"
 
 
+def is_plain(result: Row) -> bool:
+    """Return whether a run was not compressed in either direction."""
+    sizes = [whole_bytes(result, way) for way in ("uplink", "downlink")]
+    return all(abs(plain - sent) <= BESIDE * sent for sent, plain in sizes)
+
+
 def times(ratio: float) -> str:
     """Return a ratio as a sentence shows it: 5.37 -> '5.4', 67.1 -> '67'."""
     return f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
-def _over_a_link(result: Row, folder: Path, settings: Mapping[str, str]) -> dict[str, str]:
+def _over_a_link(run: Run) -> dict[str, str]:
     """Return how long the run's messages take over its network, or a usual link; {} if unknown."""
+    result = run.result
     if (seconds := number(result.get("link_seconds"))) is None:
         return {}
-    given = one_line((readable(read_overrides, folder) or {}).get("network", ""), 20)
-    name = own_name(settings) or given
+    name = own_name(run.configuration) or one_line(run.overrides.get("network", ""), 20)
     down, up = (
         "no limit" if rate is None else f"{rate:g} Mbit/s"
         for rate in (number(result.get(f"link_{way}_mbps")) for way in ("down", "up"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -100,16 +99,11 @@ def quantity(value: float | None, form: Callable[[float], str], kind: str = "") 
 
 
 def words(text: str, kind: str = "", rank: int | None = None) -> Cell:
-    """Return the cell of a text."""
-    return Cell(text, text.lower(), kind, rank)
-
-
-def value_or_words(text: str) -> Cell:
-    """Return the cell of a setting, which may be a number or a text."""
+    """Return the cell of a text, which may be a number."""
     try:
-        return Cell(text, float(text))
+        return Cell(text, float(text), kind, rank)
     except ValueError:
-        return words(text)
+        return Cell(text, text.lower(), kind, rank)
 
 
 def number(
@@ -327,6 +321,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the command silently
     sys.exit(main())

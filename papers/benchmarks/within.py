@@ -68,7 +68,7 @@ def checked(name: str, limit: float, seeds: int, rows: int) -> dict[str, Any]:
         sweep(*(word for word in each if not word.startswith("seed=")), new, progress=False)
         for each in (chosen, plain)
     )
-    found = losses(*([run.as_run() for run in runs] for runs in (ours, theirs)))
+    found = losses(*([run.run for run in runs] for runs in (ours, theirs)))
     sizes = [fmean(sum(run.traffic[:2]) for run in runs) for runs in (ours, theirs)]
     return {
         "chosen": " ".join(word for word in chosen if word not in words),

@@ -3,8 +3,7 @@
 import pytest
 
 from edgewire.conf.network import Network, network_named
-from edgewire.report.energy import RADIOS, joules
-from edgewire.report.link_time import Progress
+from edgewire.report.link_time import RADIOS, Progress, joules
 
 # ten rounds: 1 MB down and 0.5 MB up; lte: 20 Mbit/s down and 5 up, so 0.4 s and 0.8 s
 SPENT = Progress(cycles=10, down=1e6, up=0.5e6)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from edgewire.report.estimate import wilson
+from edgewire.report.runs import run_of
 from edgewire.report.summary import WIDTH, screen, trained
 from tests.report.made_runs import SCREENS, add_run, node, write_nodes
 
@@ -137,7 +138,8 @@ def test_a_run_is_named_by_its_overrides(shown, overrides, name):
 def test_a_data_set_in_a_file_goes_by_its_name(tmp_path):
     add_run(tmp_path, "", config="dataset: {root: data/customers.csv}")
     result = json.loads((tmp_path / "result.json").read_text()) | {"dataset": "csv"}
-    assert trained(result, tmp_path) == "customers.csv · mlp · 10 nodes · uncompressed (fedavg)"
+    found = trained(run_of(tmp_path, result))
+    assert found == "customers.csv · mlp · 10 nodes · uncompressed (fedavg)"
 
 
 def test_wilson_is_the_textbooks():

@@ -80,7 +80,7 @@ def findings(report: ReportRuns, nodes: Sequence[NodeRecord]) -> dict[str, str]:
     """Return the answers that the runs allow, by short names, the most important first."""
     told, runs = _trained(report), {"runs": _runs(report)}
     if (run := report.single) and run.folder is not None:
-        own = told | answers(run.result, run.folder)
+        own = told | answers(run)
         return own if report.records[0].fine else own | runs
     if report.groups:
         told["compression"] = _compression(report)
@@ -94,7 +94,7 @@ def _trained(report: ReportRuns) -> dict[str, str]:
     run = report.groups[0].runs[0] if report.groups else None
     if run is None or run.folder is None or not run.result.get("model"):
         return {}
-    line = trained(run.result, run.folder)
+    line = trained(run)
     if not report.single:  # the last part is the method, in which the groups may differ
         tasks = len({group.task for group in report.groups})
         line = f"{line.rpartition(' · ')[0]} · " if tasks == 1 else f"{tasks} tasks · "

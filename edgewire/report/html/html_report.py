@@ -9,20 +9,13 @@ from pathlib import Path
 from edgewire.report.format import one_line
 from edgewire.report.html.canvas import mark_of
 from edgewire.report.html.findings import findings
-from edgewire.report.html.page_tables import (
-    confusion_table,
-    nodes_table,
-    runs_table,
-    settings_table,
-    summary_table,
-    time_table,
-)
+from edgewire.report.html.page_tables import tables_of
 from edgewire.report.html.pictures import draw_all
 from edgewire.report.html.run_data import COLOURED, ReportRuns, load
 from edgewire.report.link_time import named_links
 from edgewire.report.node_table import RUNS, read_nodes
 from edgewire.report.reader import readable
-from edgewire.report.table import Table, write_csv
+from edgewire.report.table import write_csv
 from edgewire.task.errors import listed
 
 PAGE, HISTORIES, SUMMARY = "report.html", "histories.csv", "summary.csv"
@@ -63,17 +56,10 @@ def write_report(
     links = named_links()
     nodes = read_nodes(report.coloured)
     found = findings(report, nodes)
-    tables: dict[str, Table | None] = {"runs": runs_table(report.records)}
+    tables = tables_of(report, nodes, links)
     if report.groups:
         write_histories(report, out / HISTORIES)
-        tables["summary"] = main = summary_table(report)
-        main.write_csv(out / SUMMARY)
-        tables |= {
-            "metric": confusion_table(report.single.result) if report.single else None,
-            "time": time_table(report, links),
-            "nodes": nodes_table(nodes, report.metric),
-            "settings": settings_table(report.coloured),
-        }
+        tables["summary"].write_csv(out / SUMMARY)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -88,7 +74,7 @@ def write_report(
         report=report,
         findings=found,
         pictures=draw_all(report, nodes, links, out),
-        tables={section: table for section, table in tables.items() if table is not None},
+        tables=tables,
         legend=[mark_of(group) for group in report.coloured],
         coloured=COLOURED,
         runs_of_nodes=RUNS,

@@ -16,21 +16,27 @@ from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.node_table import NodeRecord, notable
 from edgewire.report.runs import ended_early, sent_bytes, whole_bytes
 from edgewire.report.summary import confusion_of
-from edgewire.report.table import (
-    COLUMNS,
-    Cell,
-    Column,
-    Table,
-    mean,
-    number,
-    quantity,
-    value_or_words,
-    words,
-)
+from edgewire.report.table import COLUMNS, Cell, Column, Table, mean, number, quantity, words
 from edgewire.task.metric import Metric
 
 MOST_CLASSES = 20  # of a confusion matrix
 MOST_NODES = 500  # rows of the table of nodes
+
+
+def tables_of(
+    report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str, Network]
+) -> dict[str, Table]:
+    """Return the tables of a page by its sections, without those that have no rows."""
+    found: dict[str, Table | None] = {"runs": runs_table(report.records)}
+    if report.groups:
+        found |= {
+            "summary": summary_table(report),
+            "metric": confusion_table(report.single.result) if report.single else None,
+            "time": time_table(report, links),
+            "nodes": nodes_table(nodes, report.metric),
+            "settings": settings_table(report.coloured),
+        }
+    return {section: table for section, table in found.items() if table is not None}
 
 
 def _count(value: float) -> str:
@@ -66,8 +72,9 @@ def _label(group: ReportGroup) -> Cell:
 
 def _names(report: ReportRuns) -> list[Column]:
     def name(key: str, group: ReportGroup) -> Cell:
+        first = key == report.keys[0]
         text = one_line(group.overrides.get(key, NOTHING))
-        return value_or_words(text) if key != report.keys[0] else words(text, "name", group.rank)
+        return words(text, "name" * first, group.rank if first else None)
 
     keys = [Column(one_line(key, 60), partial(name, key), numeric=False) for key in report.keys]
     return keys or [Column("run", _label, numeric=False)]
@@ -164,7 +171,7 @@ def settings_table(groups: Sequence[ReportGroup]) -> Table | None:
     """
 
     def value(group: ReportGroup, key: str) -> Cell:
-        return value_or_words(group.settings.get(key, NOTHING))
+        return words(group.settings.get(key, NOTHING))
 
     keys = dict.fromkeys(key for group in groups for key in group.settings)
     one = len(groups) == 1
@@ -224,7 +231,7 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
     columns = [
         Column("run", lambda record: words(str(record.folder), "name"), numeric=False),
         Column("group", lambda record: words(record.group), numeric=False),
-        Column("seed", lambda record: value_or_words(record.seed)),
+        Column("seed", lambda record: words(record.seed)),
         Column("outcome", lambda record: words(record.outcome, "" if record.fine else "bad"),
                numeric=False),
         Column("metric", lambda record: record.value or Cell(NOTHING)),

@@ -66,11 +66,6 @@ class ReportGroup(Group):
         """The number that stands for the group in pictures, from 1; "" for a group in grey."""
         return "" if self.rank is None else str(self.rank + 1)
 
-    @property
-    def first(self) -> dict[str, Any]:
-        """The result of the first run."""
-        return self.runs[0].result
-
     @cached_property
     def task(self) -> tuple[Any, ...]:
         """What two groups must have in common so that their metrics can be compared."""
