@@ -95,8 +95,8 @@ def job(composed: DictConfig) -> None:
         earlier = file.exists() and file.stat().st_mtime < began
         if earlier and place == folder and not continues():
             file.rename(folder / "result.before.json")
-        stop = composed.get("stop_on_failure") and not has_diverged(place)
-        note_failure(place, cast(int, failed.code), failed.line, stop=bool(stop))
+        stops = composed.get("stop_on_failure") and not has_diverged(place)
+        note_failure(place, cast(int, failed.code), failed.line, stop=bool(stops))
     finally:
         held.close()
 

@@ -279,7 +279,7 @@ def csv(
     wishes = _wishes(locals(), reading, index=index, plain=True, on_device=on_device)
     files = files_of(root, PLAIN)
     rows, cut = _read(files, wishes, on_device=on_device)
-    found = learn(rows, wishes, cut)
+    found = learn(rows, wishes, cut, test_share)
     features = found.features
     if inputs is None:
         named = listed([each.name for each in features])

@@ -13,7 +13,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from edgewire.task.datasets.table import table
+from edgewire.task.datasets.table import csv, table
 from edgewire.task.tables.columns import Columns
 from edgewire.task.tables.read import inputs_of, rows_of, targets_of
 from edgewire.task.tables.transform import TableTransform
@@ -158,6 +158,9 @@ def test_statistics_are_those_of_the_training_rows(tmp_path):
     found = shared.prepared(shared.train.inputs)
     mean = [each.kind for each in shared.columns.features if each.kind != "category"]
     assert found[:, : len(mean)].mean(0).abs().max() < 1e-5
+    given.fillna(0).to_csv(whole, index=False)
+    numbers = csv(str(whole), "risk", ["months", "amount"])
+    assert numbers.prepared(numbers.train.inputs).mean(0).abs().max() < 1e-5
 
 
 def test_dates_are_days_and_places_on_circles(tmp_path):
