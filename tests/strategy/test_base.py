@@ -88,7 +88,7 @@ REFUSED = [
         ({"buffer": 0}, "buffer must be a number of at least 1"),
         ({"most": 0.5}, "most must be a number of at least 1, not 0.5"),
         ({"proximal_mu": -1.0, "update": "delta"}, "proximal_mu must be a number of at least 0"),
-        ({"sender_exponent": 1.5, "buffer": 2}, "must be a number of at most 1"),
+        ({"sender_exponent": 1.5, "buffer": 2}, "must be a number of at least 0 and at most 1"),
         ({"staleness": 3}, "staleness is chosen by"),
     )),
 ]  # fmt: skip

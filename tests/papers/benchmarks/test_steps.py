@@ -10,6 +10,7 @@ from edgewire.conf.load import load_config, run_config
 from edgewire.machine.job import Job
 from edgewire.simulation.local import run_local
 from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.run.node_log import NodeLog
 from edgewire.strategy.run.run import Run
 from edgewire.strategy.run.run_log import RunLog
 from edgewire.task.objectives.classification import Classification
@@ -31,11 +32,8 @@ def trained(words: list[str]) -> np.ndarray:
             return super().round_done(server_round, arrays)
 
     def server_app(grid: Grid, context: Context) -> None:
-        Last(
-            load_config(context.run_config, made.nodes),
-            OrderedGrid(grid),
-            RunLog("", Classification()),
-        ).start()
+        config, log = load_config(context.run_config, made.nodes), RunLog("", Classification())
+        Last(config, OrderedGrid(grid), log, NodeLog(grid, "", "")).start()
 
     run_local(Job(ROOT, run_config(made), 4, ROOT, server_app=server_app), workers=1)
     return models[0]
