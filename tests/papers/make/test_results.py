@@ -1,6 +1,7 @@
 """All pages of results are up to date; the command that writes the pages names mistakes."""
 
 import re
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -33,6 +34,19 @@ def test_definitions_are_found(pages):
     assert len(pages) == len(list((ROOT / "papers" / "pages").iterdir())) > 30
 
 
+@cache  # several tables are of one experiment
+def jobs_of_experiment(name, beside):
+    """Return `seeds_of_jobs` of an experiment."""
+    path = ROOT / "papers" / "experiments" / f"{name}.yaml"
+    return seeds_of_jobs(OmegaConf.select(OmegaConf.load(path), "hydra.sweeper"), beside)
+
+
+@cache
+def archive_of(name):
+    """Return the runs of an experiment."""
+    return read_archive(archive_file(ROOT, name))
+
+
 def tables_of(pages):
     """Return pairs of a page's name and one of its tables."""
     return [(page.name, table) for page in pages for table in page.tables]
@@ -43,9 +57,7 @@ def test_every_row_is_a_case_of_its_experiment(pages):
     for page, table in tables_of(pages):
         if isinstance(table, BenchmarkTable):
             continue
-        path = ROOT / "papers" / "experiments" / f"{table.experiment}.yaml"
-        sweeper = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper")
-        jobs = seeds_of_jobs(sweeper, table.beside)
+        jobs = jobs_of_experiment(table.experiment, table.beside)
         if table.heads_across():  # cells may be blank; no row and no column is
             cells = [[each in jobs for each in table.settings(row)] for row in table.rows]
             assert all(map(any, [*cells, *zip(*cells, strict=True)])), (page, table.id)
@@ -71,10 +83,8 @@ def test_every_row_has_all_seeds_of_its_experiment(pages):
     for page, table in tables_of(pages):
         if isinstance(table, BenchmarkTable) or table.experiment in FEWER or table.heads_across():
             continue
-        path = ROOT / "papers" / "experiments" / f"{table.experiment}.yaml"
-        sweeper = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper")
-        jobs = seeds_of_jobs(sweeper, table.beside)
-        runs = read_archive(archive_file(ROOT, table.experiment))
+        jobs = jobs_of_experiment(table.experiment, table.beside)
+        runs = archive_of(table.experiment)
         for row in table.rows:
             for settings in table.settings(row):
                 kept = {run.seed for run in runs if run.settings == settings}
