@@ -294,8 +294,11 @@ def read_history(file: Path) -> list[Row]:
                 raise ValueError("only the last line may be damaged")
             rows.append(row)
             if row:
-                numbers = (key for key in row if not key.endswith("_by_segment"))
-                expect_numbers(row, ("round",), numbers)
+                expect_numbers(row, ("round",), ())
+            for key, each in row.items():
+                fits = each is None or number(each) is not None
+                if not fits and not key.endswith("_by_segment"):
+                    raise ValueError(f"{key} is no number")
     except ValueError as error:
         line = f"{file}: line {len(rows)} cannot be read"
         raise ResultsError(line if rows else str(error)) from error
@@ -373,7 +376,7 @@ def expect_numbers(values: Mapping[str, Any], sure: Sequence[str], may_miss: Ite
 
 def number(value: Any) -> float | None:
     """Return a value if it is a finite number of usual size; else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return value if abs(value) <= LARGEST else None  # False for NaN
 
