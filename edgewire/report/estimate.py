@@ -8,8 +8,6 @@ from functools import cache
 from math import sqrt
 from statistics import fmean, stdev
 
-from edgewire.report.format import decimals
-
 CONFIDENCE = 0.95
 Z = 1.959964  # the two-sided 95 % quantile of the normal distribution
 
@@ -34,8 +32,8 @@ class Estimate:
 
     def text(self, places: int = 2) -> str:
         """Return a text such as '85.12 ± 0.21'; only the mean if there is no interval."""
-        mean = decimals(self.mean, places)
-        return mean if self.half is None else f"{mean} ± {decimals(self.half, places)}"
+        mean = f"{self.mean:z.{places}f}"  # z: zero has no sign
+        return mean if self.half is None else f"{mean} ± {self.half:.{places}f}"
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:

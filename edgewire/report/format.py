@@ -19,12 +19,6 @@ def human_bytes(count: float) -> str:
     return f"{count:.4g} TB"
 
 
-def decimals(value: float, places: int) -> str:
-    """Return a number with `places` decimals; zero has no sign."""
-    text = f"{value:.{places}f}"
-    return text.removeprefix("-") if float(text) == 0 else text
-
-
 def human_seconds(seconds: float | None) -> str:
     """Return seconds as '12.3 s', '4 min 05 s' or '2 h 03 min'."""
     if seconds is None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -197,7 +196,7 @@ def sent_bytes(row: dict[str, Any], way: str) -> float | None:
     return payload + sum(number(row.get(f"{way}_{w}_bytes")) or 0 for w in ("other", "header"))
 
 
-def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[Path]]:
+def read_runs(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
     """Return what `find_runs` returns. Raises `ResultsError` if no run has finished."""
     runs, unfinished = find_runs(folders)
     if not runs:
@@ -206,8 +205,8 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[Path]]:
     return runs, unfinished
 
 
-def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
-    """Return the finished runs below `folders`, by job number, and the folders of the others.
+def find_runs(folders: Iterable[Path]) -> tuple[list[Run], dict[Path, str]]:
+    """Return the finished runs below `folders`, by job number, and why the others are not finished.
 
     A run whose files are damaged counts as unfinished. Raises `ResultsError` for a missing folder.
     """
@@ -218,20 +217,26 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
         below = (each for each, _ in folders_below(top) if (each / OVERRIDES).exists())
         for folder in sorted(below, key=_numbers_as_numbers):
             jobs.setdefault(folder.resolve(), folder)
-    found = {folder: readable(read_run, folder) for folder in jobs.values()}
-    runs = [run for run in found.values() if run is not None]
-    return runs, [folder for folder, run in found.items() if run is None]
+    runs, unfinished = list[Run](), dict[Path, str]()
+    for folder in jobs.values():
+        try:
+            runs.append(read_run(folder))
+        except ResultsError as error:
+            line = failed_line(folder)
+            unfinished[folder] = one_line(str(error) if line is None else f"failed: {line}")
+    return runs, unfinished
 
 
 def read_run(folder: Path) -> Run:
-    """Return the finished run in a folder.
-
-    Raises `FileNotFoundError` for a run without a result, `ValueError` for a run that was stopped
-    and for damaged files.
-    """
-    run = run_with_result(folder, read_overrides(folder))
+    """Return the finished run in a folder. Raises `ResultsError`, which says why it is none."""
+    try:
+        run = run_with_result(folder, read_overrides(folder))
+    except FileNotFoundError:
+        raise ResultsError(f"no {RESULT}: it still runs, or was killed") from None
+    except (OSError, ValueError):
+        raise ResultsError(f"{RESULT} is damaged") from None
     if run.result.get("stopped") and not run.diverged:
-        raise ValueError(f"{folder} stopped before its end")
+        raise ResultsError(f"stopped: {run.result['stopped']}")
     return run
 
 
@@ -289,8 +294,11 @@ def read_history(file: Path) -> list[Row]:
                 raise ValueError("only the last line may be damaged")
             rows.append(row)
             if row:
-                numbers = (key for key in row if not key.endswith("_by_segment"))
-                expect_numbers(row, ("round",), numbers)
+                expect_numbers(row, ("round",), ())
+            for key, each in row.items():
+                fits = each is None or number(each) is not None
+                if not fits and not key.endswith("_by_segment"):
+                    raise ValueError(f"{key} is no number")
     except ValueError as error:
         line = f"{file}: line {len(rows)} cannot be read"
         raise ResultsError(line if rows else str(error)) from error
@@ -301,13 +309,13 @@ def read_history(file: Path) -> list[Row]:
 
 
 def run_so_far(folder: Path) -> Run | None:
-    """Return what an unfinished run has done so far; None if it has sent nothing.
+    """Return what an unfinished run has done so far; None if it has no row.
 
     Its result is the last row of its history. The key `NOT_FINISHED` is among its overrides.
     Raises `OSError`, `ValueError` and `ResultsError` for damaged files.
     """
     overrides, rows = read_overrides(folder), read_history(folder / HISTORY)
-    if len(rows) < 2:
+    if not rows:
         return None
     result = read_result(folder) if (folder / RESULT).exists() else {}
     metric = main_of(result) if result else metric_in(rows[-1])
@@ -331,25 +339,6 @@ def metric_in(row: Row) -> Metric:
     if name == "train_loss" or not fit_to_show(name):
         return LOSS
     return Metric(name, name in SHARES, name in SHARES)
-
-
-def why_unfinished(folder: Path) -> str:
-    """Return why a run has no usable result, in one line."""
-    if (line := failed_line(folder)) is not None:
-        return one_line(f"failed: {line}")
-    try:
-        stopped = read_result(folder).get("stopped")
-    except FileNotFoundError:
-        return f"no {RESULT}: it still runs, or was killed"
-    except (OSError, ValueError):
-        return f"{RESULT} is damaged"
-    return one_line(f"stopped: {stopped}") if stopped else f"{RESULT} is damaged"
-
-
-def last_row(folder: Path) -> Row:
-    """Return the last row of a run's history; {} if it cannot be read."""
-    found = readable(deque, rows_in(folder / HISTORY), 1)
-    return found[0] if found else {}
 
 
 def with_effect(overrides: Mapping[str, str]) -> dict[str, str]:
@@ -387,7 +376,7 @@ def expect_numbers(values: Mapping[str, Any], sure: Sequence[str], may_miss: Ite
 
 def number(value: Any) -> float | None:
     """Return a value if it is a finite number of usual size; else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return value if abs(value) <= LARGEST else None  # False for NaN
 

@@ -53,7 +53,7 @@ def test_a_node_has_one_number_and_one_name(failing, caplog, capsys):
     assert any(line.split(maxsplit=1)[1] == row for line in screen(failing))
     assert main([str(failing)]) == 0
     assert row in capsys.readouterr().out
-    pages = (failing / "report" / "report.html").read_text(), WatchedReport([failing]).shown().page
+    pages = (failing / "report" / "report.html").read_text(), WatchedReport([failing]).shown()[0]
     for page in map(Page, (pages[0], pages[1].decode())):
         assert row in page.text
         assert page.column("nodes", "node") == ["2 (bob)", "1 (ann)", "3 (cy)"]

@@ -55,7 +55,7 @@ def test_a_damaged_or_missing_file_affects_its_own_run_only(tmp_path, file, text
     damaged.unlink() if text is None else damaged.write_text(text)
     runs, unfinished = read_runs([tmp_path])
     assert [run.seed for run in runs] == [1]
-    assert unfinished == [tmp_path / "0"]
+    assert [*unfinished] == [tmp_path / "0"]
 
 
 @pytest.mark.parametrize("result", [{"diverged": True}, {"stopped": f"{GAVE_UP} in 20 rounds"}])

@@ -27,13 +27,11 @@ from edgewire.report.runs import (
     find_runs,
     group_runs,
     in_order,
-    last_row,
     number,
     read_overrides,
     run_so_far,
     varying,
     whole_bytes,
-    why_unfinished,
     with_effect,
 )
 from edgewire.report.table import Cell, quantity, sent
@@ -140,7 +138,9 @@ def load(folders: Iterable[Path]) -> ReportRuns:
             f"no run in {', '.join(map(str, tops))}: name the folder of a run or of a sweep, such "
             "as outputs/DATE/TIME or multirun/DATE/TIME"
         )
-    found = group_runs([*runs, *filter(None, (readable(run_so_far, each) for each in unfinished))])
+    so_far = {folder: readable(run_so_far, folder) for folder in unfinished}
+    under_way = [run for run in so_far.values() if run is not None and len(run.history()) > 1]
+    found = group_runs([*runs, *under_way])
     keys, labels = varying(found), labels_of(found)
     metrics = Counter(group.runs[0].metric for group in found)
     metric = metrics.most_common(1)[0][0] if metrics else ACCURACY
@@ -156,7 +156,7 @@ def load(folders: Iterable[Path]) -> ReportRuns:
     label_of = {id(run): group.label for group in groups for run in group.runs}
     records = [
         *(record_of(run, label_of.get(id(run)), run.folder in damaged) for run in runs),
-        *map(unfinished_record, unfinished),
+        *(unfinished_record(each, why, so_far[each]) for each, why in unfinished.items()),
     ]
     return ReportRuns(groups, keys, metric, records)
 
@@ -269,13 +269,12 @@ def record_of(run: Run, label: str | None, damaged: bool) -> RunRecord:
     return RunRecord(run.folder, group, str(run.seed), outcome, result, command, value, fine)
 
 
-def unfinished_record(folder: Path) -> RunRecord:
-    """Return the line of a run without a usable result: why, and how to go on."""
+def unfinished_record(folder: Path, why: str, run: Run | None) -> RunRecord:
+    """Return the line of a run without a usable result: why, and how to go on; `run`: so far."""
     overrides = readable(read_overrides, folder) or {}
     seed = overrides.pop("seed", NOTHING)
     label = one_line(in_order(with_effect(overrides))) or NOTHING
     command = repeat_command(folder)
     if (folder / CHECKPOINT).is_file():
         command = f"python run.py {shlex.quote(f'resume={folder.resolve()}')}"
-    why, last = why_unfinished(folder), last_row(folder)
-    return RunRecord(folder, label, one_line(seed), why, last, command)
+    return RunRecord(folder, label, one_line(seed), why, run.result if run else {}, command)

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingTCPServer
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from edgewire.report.format import one_line
 from edgewire.report.html.html_report import PAGE, default_title, write_report
@@ -52,13 +52,6 @@ EMPTY = """\
 """
 
 
-class Shown(NamedTuple):
-    """A page, and the seconds after which a browser loads it again; None: the runs have ended."""
-
-    page: bytes
-    again: float | None = None
-
-
 class WatchedReport:
     """The report of the runs below some folders, which need not exist yet.
 
@@ -69,11 +62,14 @@ class WatchedReport:
         self._tops, self._title = tops, title
         self.jobs = Jobs(tops)
         self.lock = threading.Lock()
-        self._shown = Shown(b"")
+        self._page = b""
         self._next = 0.0  # a time of the monotonic clock
 
-    def shown(self) -> Shown:
-        """Return the newest page, which says in its first lines how far the runs are."""
+    def shown(self) -> tuple[bytes, float | None]:
+        """Return the newest page, which says in its first lines how far the runs are.
+
+        The second value is in how many seconds a browser loads it again; None: the runs have ended.
+        """
         with self.lock:
             if time.monotonic() >= self._next:
                 began = time.thread_time()
@@ -86,10 +82,10 @@ class WatchedReport:
                 shown = [html.escape(one_line(line, LONGEST)) for line in lines if line]
                 status = "".join(f"<p>{line}</p>" for line in shown)
                 page = page.replace("<main>", f'<main>\n<div role="status">{status}</div>', 1)
-                self._shown = Shown(page.encode())
+                self._page = page.encode()
                 pause = max(EVERY, COST * (time.thread_time() - began))
                 self._next = time.monotonic() + pause
-            return self._shown._replace(again=self._again())
+            return self._page, self._again()
 
     def _report(self) -> tuple[str, str]:
         """Return the report's page, and why there is none yet."""
@@ -153,21 +149,21 @@ class PageHandler(BaseHTTPRequestHandler):
         elif self.path.partition("?")[0] != "/":
             self.send_error(404)
         else:
-            self._answer(200, self.server.report.shown())
+            self._answer(200, *self.server.report.shown())
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer with a status and no page; another method than GET also ends here."""
-        self._answer(code, Shown(b""))
+        self._answer(code)
 
-    def _answer(self, status: int, shown: Shown) -> None:
+    def _answer(self, status: int, page: bytes = b"", again: float | None = None) -> None:
         self.send_response_only(status)
-        headers = {**HEADERS, "Content-Length": len(shown.page)}
-        if shown.again is not None:
-            headers["Refresh"] = math.ceil(shown.again) + 1
+        headers = {**HEADERS, "Content-Length": len(page)}
+        if again is not None:
+            headers["Refresh"] = math.ceil(again) + 1
         for name, value in headers.items():
             self.send_header(name, str(value))
         self.end_headers()
-        self.wfile.write(shown.page)
+        self.wfile.write(page)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing."""

@@ -23,6 +23,7 @@ from hydra.types import RunMode
 from edgewire.conf.check import build, check_target
 from edgewire.conf.own_packages import qualified, source_files
 from edgewire.conf.schema import Config, ConfigError
+from edgewire.report.format import one_line
 from edgewire.report.loggers import Ended, LoggedRun, Logger, LoggerError
 from edgewire.report.reader import GrowingFile, file_name, read_json, readable, row_in
 from edgewire.report.runs import HISTORY, Row, read_result
@@ -178,7 +179,8 @@ class _Begun:
         except LoggerError as error:
             raise LoggerError(f"logger {name}: {error}") from error
         except Exception as error:  # a tool's code can raise anything
-            raise LoggerError(f"logger {name} cannot begin: {described(error)}") from error
+            said = one_line(described(error))
+            raise LoggerError(f"logger {name} cannot begin: {said}") from error
 
     def log(self, rows: Sequence[Row]) -> None:
         """Log new rows, after those that it could not log earlier."""
@@ -205,7 +207,7 @@ class _Begun:
 
     def _warn(self, error: Exception) -> None:
         if not self.failed:
-            log.warning("logger %s: %s; the run goes on", self._name, described(error))
+            log.warning("logger %s: %s; the run goes on", self._name, one_line(described(error)))
         self.failed = True
 
     def _save(self) -> None:

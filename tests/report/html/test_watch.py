@@ -13,7 +13,7 @@ import pytest
 
 from edgewire.report.__main__ import main
 from edgewire.report.html import html_report, watch
-from edgewire.report.html.watch import PageHandler, PageServer, Shown, WatchedReport
+from edgewire.report.html.watch import PageHandler, PageServer, WatchedReport
 from edgewire.report.reader import ResultsError
 from tests.report.made_runs import ROUNDS, node, row, write_history, write_nodes
 
@@ -43,7 +43,7 @@ class Ready:
     lock = threading.Lock()
 
     def shown(self):
-        return Shown(b"the page", 5.0)
+        return b"the page", 5.0
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def page(folder, monkeypatch):
     report = WatchedReport([folder])
 
     def made():
-        text = report.shown().page.decode()
+        text = report.shown()[0].decode()
         status = text.partition('<div role="status">')[2].partition("</div>")[0]
         return status.replace("<p>", "").split("</p>")[:-1], text
 
@@ -145,7 +145,7 @@ def page(folder, monkeypatch):
 def test_a_run_is_followed_from_before_its_begin_to_its_end(page, folder):
     status, _ = page()
     assert status == [f"waiting: {folder}: no such folder"]
-    assert page.report.shown().again is not None
+    assert page.report.shown()[1] is not None
     folder.mkdir()
     assert page()[0][0].startswith(f"waiting: no run in {folder}: name the folder")
     write_history(folder, 2)
@@ -158,10 +158,10 @@ def test_a_run_is_followed_from_before_its_begin_to_its_end(page, folder):
         "running, round 24 of 40, accuracy 92.67 %, up 1.68 MB, down 2.16 MB, about 6 s left"
     ]
     assert '<section id="runs">' in text
-    assert page.report.shown().again is not None
+    assert page.report.shown()[1] is not None
     write_result(folder)
     assert page()[0] == ["finished, round 24 of 40, accuracy 92.67 %, up 1.68 MB, down 2.16 MB"]
-    assert page.report.shown().again is None
+    assert page.report.shown()[1] is None
     shutil.rmtree(folder)
     assert page()[0] == [f"waiting: {folder}: no such folder"]
 
@@ -175,13 +175,13 @@ def test_a_page_is_made_when_it_is_asked_for_and_not_too_often(folder, monkeypat
 
     monkeypatch.setattr(watch, "write_report", written)
     report, begun = WatchedReport([folder], "A <title>"), time.monotonic()
-    assert b"<title>A &lt;title&gt;</title>" in report.shown().page
-    assert b"<p>waiting: no &lt;run&gt;</p>" in report.shown().page
-    assert watch.EVERY - 5 < report.shown().again <= watch.EVERY
+    assert b"<title>A &lt;title&gt;</title>" in report.shown()[0]
+    assert b"<p>waiting: no &lt;run&gt;</p>" in report.shown()[0]
+    assert watch.EVERY - 5 < report.shown()[1] <= watch.EVERY
     assert len(made) == 1
     monkeypatch.setattr(watch, "COST", 1e9)
     monkeypatch.setattr(watch.time, "monotonic", lambda: begun + watch.EVERY + 5)
-    assert report.shown().again > watch.EVERY  # a page that took long is kept longer
+    assert report.shown()[1] > watch.EVERY  # a page that took long is kept longer
     assert len(made) == 2
     assert not any(out.exists() for out in made)
 
@@ -200,7 +200,7 @@ def test_jobs_of_a_sweep_are_counted_and_those_that_run_have_a_line(page, folder
     for name in ("10", "11"):
         write_result(folder / name)
     assert page()[0] == ["3 finished"]
-    assert page.report.shown().again is not None  # there may be more jobs
+    assert page.report.shown()[1] is not None  # there may be more jobs
 
 
 def test_a_run_without_news_is_marked(page, folder):

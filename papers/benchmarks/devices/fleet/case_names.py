@@ -58,7 +58,7 @@ def texts(field: Field, run: TheRun) -> dict[str, str]:
         "run.py": field.said("run.log"),
         "superlink.log": (run.folder / "superlink.log").read_text(),
         "report": (run.folder / "report" / "report.html").read_text() + screen.getvalue(),
-        "live": WatchedReport([run.folder]).shown().page.decode(),
+        "live": WatchedReport([run.folder]).shown()[0].decode(),
         "node": "".join(re.findall("online at .*", field.told(0))),
     }
 
