@@ -27,6 +27,8 @@ from edgewire.report.reader import ResultsError
 from edgewire.task.errors import TaskError
 
 MISTAKES = ConfigError, TaskError, UsageError, LoggerError, ResultsError  # of the user's
+# The other errors of a system, such as a full disk, go by: `keep` resumes such a run.
+WRONG_PATHS = FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError
 STOPPED = 130  # exit code after Ctrl-C
 
 
@@ -110,7 +112,8 @@ def clear_errors() -> Iterator[None]:
         code, failed = 1, error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        code, failed = 2, ConfigError(f"{where}{error.strerror or error}")
+        code = 2 if isinstance(error, (*WRONG_PATHS, PermissionError)) else 1
+        failed = ConfigError(f"{where}{error.strerror or error}")
     except (ValueError, TypeError, AttributeError, AssertionError) as error:
         # errors for which Hydra has no class
         parts = Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts

@@ -73,12 +73,12 @@ def make_next_ca(keys: Path) -> list[Path]:
     old_key, old = _ca(keys)
     key = ec.generate_private_key(ec.SECP384R1())
     both = _ca_certificate(key, key) + old.public_bytes(Encoding.PEM)
-    return [
-        write_new(keys / CROSS, _ca_certificate(key, old_key), PUBLIC),
-        write_new(keys / f"{CA}.old-{old.serial_number:x}.key", _pem(old_key), SECRET),
-        _replaced(keys / f"{CA}.key", _pem(key), SECRET),
-        _replaced(keys / f"{CA}.crt", both, PUBLIC),
-    ]
+    return _replaced(
+        (keys / f"{CA}.old-{old.serial_number:x}.key", _pem(old_key), SECRET),
+        (keys / CROSS, _ca_certificate(key, old_key), PUBLIC),
+        (keys / f"{CA}.key", _pem(key), SECRET),
+        (keys / f"{CA}.crt", both, PUBLIC),
+    )
 
 
 def drop_old_ca(keys: Path) -> list[Path]:
@@ -89,8 +89,9 @@ def drop_old_ca(keys: Path) -> list[Path]:
     _, ca = _ca(keys)
     if not is_issued(certificate_in(keys / f"{SERVER}.crt"), ca):
         raise UsageError("the server's certificate is the old CA's: first `server --renew NAME`")
+    made = _replaced((keys / f"{CA}.crt", ca.public_bytes(Encoding.PEM), PUBLIC))
     (keys / CROSS).unlink(missing_ok=True)
-    return [_replaced(keys / f"{CA}.crt", ca.public_bytes(Encoding.PEM), PUBLIC)]
+    return made
 
 
 def make_server(keys: Path, names: list[str], renew: bool = False) -> list[Path]:
@@ -120,7 +121,7 @@ def make_server(keys: Path, names: list[str], renew: bool = False) -> list[Path]
     builder = builder.add_extension(x509.SubjectAlternativeName(subject), critical=False)
     cross = keys / CROSS
     certificate = _signed(builder, ca_key) + (cross.read_bytes() if cross.exists() else b"")
-    return [*made, _replaced(keys / f"{SERVER}.crt", certificate, PUBLIC)]
+    return [*made, *_replaced((keys / f"{SERVER}.crt", certificate, PUBLIC))]
 
 
 def make_node(keys: Path, name: str) -> list[Path]:
@@ -130,10 +131,12 @@ def make_node(keys: Path, name: str) -> list[Path]:
     """
     private, public = node_files(keys, name)
     secret, shown = new_key()
-    return [
-        write_new(private, secret, SECRET),
-        write_new(public, shown + f" {name}\n".encode(), PUBLIC),
-    ]
+    made = write_new(private, secret, SECRET)
+    try:
+        return [made, write_new(public, shown + f" {name}\n".encode(), PUBLIC)]
+    except UsageError:
+        private.unlink()
+        raise
 
 
 def new_key() -> tuple[bytes, bytes]:
@@ -244,18 +247,33 @@ def write_new(path: Path, content: bytes, mode: int) -> Path:
         raise UsageError(f"{path} is there already, and stays: move it away first") from error
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
-    with open(handle, "wb") as file:
-        os.fchmod(handle, mode)  # the umask may have removed bits
-        file.write(content)
+    try:
+        with open(handle, "wb") as file:
+            os.fchmod(handle, mode)  # the umask may have removed bits
+            file.write(content)
+            file.flush()
+            os.fsync(handle)
+    except OSError as error:
+        path.unlink()
+        raise UsageError(f"{path}: {error.strerror}") from error
     return path
 
 
-def _replaced(path: Path, content: bytes, mode: int) -> Path:
-    """Write a file atomically, with these permissions; return its path."""
-    partial = path.with_suffix(".part")
-    partial.unlink(missing_ok=True)
-    os.replace(write_new(partial, content, mode), path)
-    return path
+def _replaced(*files: tuple[Path, bytes, int]) -> list[Path]:
+    """Write files, each with its content and permissions; return their paths.
+
+    None is replaced before all are on the disk. Raises `UsageError` if one cannot be written.
+    """
+    parts = list[Path]()
+    try:
+        for path, content, mode in files:
+            (part := path.with_name(f"{path.name}.part")).unlink(missing_ok=True)
+            parts.append(write_new(part, content, mode))
+    except UsageError:
+        for part in parts:
+            part.unlink()
+        raise
+    return [part.replace(path) for part, (path, _, _) in zip(parts, files, strict=True)]
 
 
 def _ca(keys: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:

@@ -108,7 +108,9 @@ class Enrolment:
     async def _begin(self, request: Request) -> Response:
         name, renew = request.query_params.get("name", ""), "renew" in request.query_params
         text, node = secrets.token_urlsafe(16), _named(name, get_linkstate(request))
-        if not NAME.fullmatch(name) or renew != bool(node):
+        if not NAME.fullmatch(name):
+            raise HTTPException(409, f"{name!r} is no name for a node")
+        if renew != bool(node):
             why = "is not registered" if renew else "is registered: --renew gives it a new key"
             raise HTTPException(409, f"{name!r} {why}")
         with self._lock:
@@ -166,7 +168,11 @@ class Enrolment:
 
     def _write(self) -> None:
         found = {k: asdict(each) for k, each in self._tokens.items()}
-        write_file(self._file, json.dumps(found).encode())
+        try:
+            write_file(self._file, json.dumps(found).encode())
+        except OSError as error:
+            text = f"{self._file} cannot be written: {error.strerror}"
+            raise HTTPException(507, text) from error
 
 
 def _digest(token: bytes) -> str:

@@ -15,6 +15,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -85,10 +86,10 @@ def install(source: str, root: Path, config: str | None = None) -> list[str]:
         (root / UNITS).mkdir(parents=True, exist_ok=True)
         write_file(root / UNITS / UNIT, unit.encode())
         (root / UNITS / UNIT).chmod(0o644)
-        (new / CA).chmod(0o644)  # the node's user reads it
-        for name in (CA, KEY):
-            (new / name).replace(folder / name)
-        new.rmdir()
+        for name, mode in ((CA, 0o644), (KEY, 0o600)):  # the node's user reads the CA
+            write_file(copy := new / "copy", (new / name).read_bytes())
+            copy.chmod(mode)
+            copy.replace(folder / name)
     except WORTH_WAITING as error:
         if isinstance(error, OSError):
             raise UsageError(f"{error.filename}: {error.strerror}: run this as root") from error
@@ -100,6 +101,7 @@ def install(source: str, root: Path, config: str | None = None) -> list[str]:
     else:
         for words in ("daemon-reload", f"enable {UNIT}", f"reload-or-restart {UNIT}"):
             _systemctl(*words.split())
+    shutil.rmtree(new)
     stays = [f"{env} stays as it is"] if kept else []
     return [*stays, f"installed a node of {address}: {log}"]
 

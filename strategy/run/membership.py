@@ -10,7 +10,7 @@ from typing import NamedTuple
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from edgewire.compression.flower.node_names import called
+from edgewire.compression.flower.node_names import called, learn_names
 from edgewire.compression.flower.timed_grid import GridWrapper
 from edgewire.protocol.lineage import RunLineage, stores_states, with_lineage
 from edgewire.strategy.base import RunStrategy
@@ -106,7 +106,9 @@ class MembershipGrid(GridWrapper):
         if self.virtual_seconds is None:
             for node in sorted(self._part.difference(found)):
                 log.warning("%s has left: the run continues with %d", called(node), len(part))
-            for node in sorted(surplus - self._surplus - last):
+            if aside := sorted(surplus - self._surplus - last):
+                learn_names(self)
+            for node in aside:
                 log.warning(
                     "%s takes no part unless one goes: there are nodes=%d", called(node), most
                 )

@@ -20,11 +20,10 @@ from edgewire.compression.base import PayloadError
 from edgewire.compression.flower.compact_records import restored
 from edgewire.compression.flower.headers import EXAMPLES, LOSS, trains
 from edgewire.compression.flower.message_size import size_of
-from edgewire.compression.flower.node_names import NAMES, NUMBERS
+from edgewire.compression.flower.node_names import NAMES, NUMBERS, learn_names, name
 from edgewire.compression.flower.records import content_of, metadata_of, records, values_of
 from edgewire.compression.flower.server.failure_policy import FailedNode
 from edgewire.compression.flower.timed_grid import GridWrapper
-from edgewire.compression.flower.traffic import in_one_line
 from edgewire.strategy.run.whole_files import replace_file
 
 log = getLogger("edgewire")
@@ -33,7 +32,6 @@ OFTEN = 2.0  # least real seconds from one writing of the file to the next
 SHARE = 0.02  # the most of the run's real time that writing the file may take
 LISTED = 2000  # nodes in the file, at most
 HIDDEN = ("measured", "answered")  # of `NodeActivity`: not in the file under these names
-LONGEST = 40  # characters of a node's name
 OPEN = 10_000  # messages without a reply that are remembered, at most
 
 
@@ -132,17 +130,16 @@ class NodeLog(GridWrapper):
             for node in new:
                 self.state.places.setdefault(node, len(self.state.places))
                 NUMBERS[node] = self.state.places[node] + 1
-            known = self.get_nodes() if hasattr(Grid, "get_nodes") else ()
-            _name({each.node_id: getattr(each, "name", "") for each in known})
+            learn_names(self)
             named = zip(new, (self.state.places[node] for node in new), strict=True)
-            _name({node: self._places[at] for node, at in named if at < len(self._places)})
+            name({node: self._places[at] for node, at in named if at < len(self._places)})
         return found
 
     def name_places(self, names: Sequence[str]) -> None:
         """Learn the names of the nodes that have no name of their own, by their places."""
         self._places = names
         if self._virtual:
-            _name({place + 1: name for place, name in enumerate(names)})
+            name({place + 1: each for place, each in enumerate(names)})
 
     def _place(self, node: int) -> int | None:
         """Return a node's place in the list of nodes; on the local engine it is the node's part."""
@@ -278,13 +275,6 @@ class NodeLog(GridWrapper):
             "others": max(len(nodes) - LISTED, 0),
             "nodes": rows,
         }
-
-
-def _name(names: Mapping[int, str]) -> None:
-    """Learn the names of nodes by their ids; "": the node has none. A known name stays."""
-    for node, name in names.items():
-        if name and node not in NAMES:
-            NAMES[node] = in_one_line(name[:LONGEST])
 
 
 def _number(value: Any, before: float | None) -> float | None:

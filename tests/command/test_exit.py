@@ -3,6 +3,7 @@
 Each kind of mistake has one case here; refused combinations are in `tests/conf/test_rules.py`.
 """
 
+import errno
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgewire.command import job
+from edgewire.command.exit import Failed, clear_errors
 
 ROOT = Path(__file__).parents[2]
 CALL = """
@@ -209,3 +211,15 @@ def test_mistakes_and_help_are_printed_before_torch_is_loaded(tmp_path):
     assert "fedavg_f2i_both, " in shown[1]
     assert "conf/network/" not in shown[2]
     assert {line.split()[0] for line in shown[1].splitlines() if line.strip()} >= GROUPS
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.ENOSPC, 1), (errno.EIO, 1), (errno.ENOENT, 2), (errno.EACCES, 2), (errno.ENOTDIR, 2)],
+)
+def test_a_full_disk_is_no_mistake_of_the_user(number, code, monkeypatch, capsys):
+    """`keep` resumes a run after 1, and not after 2."""
+    monkeypatch.setenv("EDGEWIRE_FULL_ERROR", "")
+    with pytest.raises(Failed) as failed, clear_errors():
+        raise OSError(number, "why", "here")
+    assert (failed.value.code, capsys.readouterr().err) == (code, "error: here: why\n")

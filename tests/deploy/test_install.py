@@ -162,6 +162,9 @@ def test_a_device_enrols_and_later_gets_a_new_key(run, device, tmp_path, monkeyp
             assert code
             assert says in line
         assert listed() == ["no node is registered"]
+        with monkeypatch.context() as patch:
+            patch.setenv("PATH", "")  # no systemctl: the same link works again afterwards
+            assert run(install, link, "--root", device, "--node-config", CONFIG)[0] == 1
         assert run(install, link, "--root", device, "--node-config", CONFIG)[0] == 0
         assert listed()[0].startswith("kitchen ")
         made = device / "etc" / "edgewire"
@@ -170,6 +173,7 @@ def test_a_device_enrols_and_later_gets_a_new_key(run, device, tmp_path, monkeyp
         assert (code, "a device has used this token already" in line) == (1, True)
         code, (line,) = run(keys, *here, "enrol", "kitchen")
         assert (code, "is registered: --renew" in line) == (2, True)
+        assert run(keys, *here, "enrol", "kü") == (2, ["error: 'kü' is no name for a node"])
 
         def online(state):
             fleet = FleetClient(

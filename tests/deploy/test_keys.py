@@ -1,5 +1,7 @@
 """Keys and certificates: which files are made or never overwritten, which nodes may take part."""
 
+import errno
+import os
 import ssl
 import stat
 import sys
@@ -224,3 +226,24 @@ def test_a_key_of_another_ca_signs_nothing_and_a_renewed_certificate_keeps_its_n
     assert {"here.org", "there.org", "localhost"} < {*names}
     assert names[0] == "there.org"
     assert len({*names}) == len(names)
+
+
+@pytest.mark.parametrize("words", [["ca"], ["node", "kitchen"], ["server", "--renew", "here"]])
+def test_a_full_disk_changes_no_file(tool, tmp_path, words, monkeypatch):
+    assert tool("server", "here")[0] == 0
+    before = content(tmp_path)
+    for number in range(9):  # the disk is full at each of the files that the command writes
+        with monkeypatch.context() as patch:
+            room = iter([None] * number)
+
+            def full(handle, room=room):
+                if next(room, handle) is not None:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+
+            patch.setattr(os, "fsync", full)
+            code, _, said = tool(*words)
+        if code == 0:
+            break
+        assert (code, "No space left on device" in said) == (2, True)
+        assert content(tmp_path) == before
+    assert number

@@ -112,7 +112,9 @@ class Monitor:
         lags = [lag for _, lag in self.lags.copy()]
         if max(lags) > LONG_LAG or min(lags) > LASTING_LAG:
             yield f"the event loop lags by {max(lags):.1f} s: is this machine too slow?"
-        if (free := shutil.disk_usage(self._output).free) < LEAST_DISK:
+        if not self._output.is_dir():
+            yield f"{self._output} is gone: restart the server"
+        elif (free := shutil.disk_usage(self._output).free) < LEAST_DISK:
             yield f"the disk of {self._output} has {free / 1e6:.0f} MB left: make space"
         if (silent := time.monotonic() - self._polled) > UNPOLLED:
             yield f"no SuperExec has asked for runs for {silent:.0f} s: restart the server"

@@ -1,7 +1,10 @@
 """Which of the nodes on a SuperLink take part in a run."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from edgewire.compression.flower import node_names
 from edgewire.strategy.run import membership
 from edgewire.strategy.run.membership import MembershipGrid
 from tests.compression.flower.fleet import Fleet
@@ -44,6 +47,16 @@ def test_spare_nodes_and_absent_nodes_are_named_once(caplog):
     surplus = "node 7 takes no part unless one goes: there are nodes=1"
     gone = "node 3 has left: the run continues with 1"
     assert said == [[], [surplus], [], [], [gone], [surplus]]
+
+
+def test_a_spare_node_is_named(caplog, monkeypatch):
+    names = {3: "", 7: "cellar\n"}
+    there = [SimpleNamespace(node_id=n, name=names[n], registered_at=str(n)) for n in names]
+    monkeypatch.setattr(Fleet, "get_nodes", lambda grid: there, raising=False)
+    monkeypatch.setattr(node_names, "NAMES", {})
+    MembershipGrid(Fleet([[3, 7]]), 1, 1).get_node_ids()
+    said = "node 7 (cellar ) takes no part unless one goes: there are nodes=1"
+    assert caplog.messages == [said]
 
 
 def test_a_resumed_run_keeps_its_nodes():
