@@ -19,7 +19,7 @@ def called(node: int) -> str:
     return f"node {NUMBERS.get(node, node)}" + (f" ({NAMES[node]})" if node in NAMES else "")
 
 
-def name(names: Mapping[int, str]) -> None:
+def add_names(names: Mapping[int, str]) -> None:
     """Learn the names of nodes by their ids; "": the node has none. A known name stays."""
     for node, text in names.items():
         if text and node not in NAMES:
@@ -29,4 +29,4 @@ def name(names: Mapping[int, str]) -> None:
 def learn_names(grid: Grid) -> None:
     """Learn the names of all registered nodes, if this release of Flower tells them."""
     known = grid.get_nodes() if hasattr(Grid, "get_nodes") else ()
-    name({each.node_id: getattr(each, "name", "") for each in known})
+    add_names({each.node_id: getattr(each, "name", "") for each in known})

@@ -20,7 +20,7 @@ from edgewire.compression.base import PayloadError
 from edgewire.compression.flower.compact_records import restored
 from edgewire.compression.flower.headers import EXAMPLES, LOSS, trains
 from edgewire.compression.flower.message_size import size_of
-from edgewire.compression.flower.node_names import NAMES, NUMBERS, learn_names, name
+from edgewire.compression.flower.node_names import NAMES, NUMBERS, add_names, learn_names
 from edgewire.compression.flower.records import content_of, metadata_of, records, values_of
 from edgewire.compression.flower.server.failure_policy import FailedNode
 from edgewire.compression.flower.timed_grid import GridWrapper
@@ -132,14 +132,14 @@ class NodeLog(GridWrapper):
                 NUMBERS[node] = self.state.places[node] + 1
             learn_names(self)
             named = zip(new, (self.state.places[node] for node in new), strict=True)
-            name({node: self._places[at] for node, at in named if at < len(self._places)})
+            add_names({node: self._places[at] for node, at in named if at < len(self._places)})
         return found
 
     def name_places(self, names: Sequence[str]) -> None:
         """Learn the names of the nodes that have no name of their own, by their places."""
         self._places = names
         if self._virtual:
-            name({place + 1: each for place, each in enumerate(names)})
+            add_names({place + 1: each for place, each in enumerate(names)})
 
     def _place(self, node: int) -> int | None:
         """Return a node's place in the list of nodes; on the local engine it is the node's part."""
