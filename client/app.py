@@ -123,5 +123,5 @@ def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the received model on the node's held-back samples; on all if none are held back."""
     trainer, node = _trainer(context)
     arrays = cast(ArrayRecord, message.content["arrays"])
-    metrics = trainer.evaluate(node, to_vector(arrays), natives_of(arrays))
+    metrics = trainer.evaluate(node, to_vector(arrays), natives_of(arrays), context.state)
     return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)

@@ -24,8 +24,8 @@ from edgewire.compression.layout import Layout
 from edgewire.conf.build import (
     data_of,
     device_of,
+    flat_model_of,
     local_of,
-    model_of,
     objective_of,
     optimizer_of,
     server_optimizer_of,
@@ -35,7 +35,7 @@ from edgewire.conf.build import (
 from edgewire.conf.check import codec_of, codecs_of
 from edgewire.conf.schema import Config
 from edgewire.task.errors import TaskError
-from edgewire.task.flat_model import NUMPYS, FlatModel, to_array
+from edgewire.task.flat_model import NUMPYS, PERSONAL, to_array
 from edgewire.task.local import LocalAlgorithm, LocalRun
 from edgewire.task.process import configure_process
 from edgewire.task.rng import IsolatedRng, stream_seed
@@ -47,6 +47,7 @@ Metrics = dict[str, MetricRecordValues]
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 STORED = (*NUMPYS, *INTEGERS)  # types of the tensors in a local algorithm's state
 LOCAL = "edgewire-local"  # the record in a node's state with the local algorithm's tensors
+OWN = "edgewire-personal"  # the record with the personal layers
 
 
 class Trainer:
@@ -62,7 +63,7 @@ class Trainer:
         self.config = config
         self.device = device_of(config)
         self.data = data_of(config, folder)
-        self.flat = FlatModel(model_of(config, self.data), config.device)
+        self.flat = flat_model_of(config, self.data)
         self.optimizer = optimizer_of(config, [self.flat.parameters])
         self._step = self.flat.step_of(self.optimizer)
         self.objective = objective_of(config)
@@ -93,8 +94,8 @@ class Trainer:
         The update is float32 (n,), as `model`: a `gradient`, or the model before local steps minus
         the model after them. For BatchNorm's statistics it holds their new values. The next call
         may overwrite it and `natives()`. `orders`: the settings in the server's message. `natives`:
-        the model's native tensors by name. `state`: the node's `Context.state`, where the local
-        algorithm stores its tensors.
+        the model's native tensors by name. `state`: the node's `Context.state`, with the local
+        algorithm's tensors and the personal layers.
         """
         if self.config.strategy.get("update", "gradient") == "gradient":
             return self.gradient(node, model, natives, number=orders.number - 1)
@@ -114,11 +115,12 @@ class Trainer:
         """Train from the model `start`, float32 (n,); return the new model and metrics.
 
         The next call overwrites the new model. Random numbers depend only on (seed, node, number of
-        the update). `orders`, `state`: as in `update`.
+        the update). `orders`, `state`: as in `update`. Personal layers stay as they are trained if
+        the server does not apply the update, because they depend on nothing at the server.
         """
         flat, optimizer = self.flat, self.optimizer
         inputs, targets = self.samples.of(node, held_back=False)
-        flat.load(start, natives)
+        flat.load(start, natives, _own(state))
         if not flat.module.training:
             flat.module.train()
         optimizer.state.clear()
@@ -135,6 +137,11 @@ class Trainer:
         if state is not None and (run.state or LOCAL in values_of(state)):
             # `detach`: `to_array` copies a tensor, and shares the memory of a parameter.
             store_arrays(state, LOCAL, {n: to_array(t.detach()) for n, t in run.state.items()})
+        if state is not None and flat.keeps:
+            own = flat.own()
+            # The server refuses a model with NaN; the node must be able to go on, too.
+            if np.isfinite(own[PERSONAL]).all():
+                store_arrays(state, OWN, own)
         self._vectors = {f"{VECTOR}{n}": to_array(t) for n, t in run.vectors.items()}
         # The mini-batches' losses are float32, and so is their mean: it takes 4 bytes less to send.
         with np.errstate(over="ignore"):
@@ -195,15 +202,21 @@ class Trainer:
             gradient = np.concatenate([gradient, statistics])
         return gradient, metrics
 
-    def evaluate(self, node: Node, state: Vector, natives: Arrays = NO_ARRAYS) -> Metrics:
+    def evaluate(
+        self,
+        node: Node,
+        model: Vector,
+        natives: Arrays = NO_ARRAYS,
+        state: RecordDict | None = None,
+    ) -> Metrics:
         """Evaluate a model, float32 (n,), on the node's held-back samples; return sums over them.
 
         If `dataset.holdout` is 0, evaluate it on all samples of the node. The server adds the sums
         of all nodes, so a metric may be defined there that no node's samples define. The number of
-        samples is returned too. `natives`: as in `update`.
+        samples is returned too. `natives`, `state`: as in `update`.
         """
         inputs, targets = self.samples.of(node, held_back=self.config.dataset.holdout > 0)
-        self.flat.load(state, natives)
+        self.flat.load(model, natives, _own(state))
         size = evaluation_batch(self.objective, self.config.batch_size)
         with IsolatedRng(self.device, stream_seed(self.config.seed, node.index)):
             sums = summed(self.flat.module, self.objective, inputs, targets, size)
@@ -232,6 +245,11 @@ class Trainer:
         most *= self.local.accumulate  # a step of the optimiser takes as many mini-batches
         fewer = most if limit is None else min(limit, most)
         return islice(chain.from_iterable(every), fewer if most else limit)
+
+
+def _own(state: RecordDict | None) -> Arrays:
+    """Return the personal layers in a node's state; {} before its first training."""
+    return NO_ARRAYS if state is None else stored_arrays(state, OWN)
 
 
 def _expect_trained(local: LocalAlgorithm, run: LocalRun, loss: float) -> None:

@@ -24,7 +24,16 @@ from edgewire.task.datasets import Data, Split
 from edgewire.task.datasets.data import expect_finite_targets, holdout, usable
 from edgewire.task.datasets.folder import without_photos
 from edgewire.task.errors import MissingOption, NoData, TaskError, described, listed
-from edgewire.task.finetuning import freeze_others, hold_frozen, in_dtype, load_tensors, tensors_in
+from edgewire.task.finetuning import (
+    freeze_others,
+    hold_frozen,
+    in_dtype,
+    load_tensors,
+    personal_names,
+    tensors_in,
+    warn_of_personal,
+)
+from edgewire.task.flat_model import FlatModel
 from edgewire.task.local import LocalAlgorithm
 from edgewire.task.model_file import said_in
 from edgewire.task.models import build_model
@@ -63,6 +72,15 @@ def numbered(data: Data) -> int:
 
 def server_data_of(config: Config) -> Data:
     """Return the data set of a server whose nodes may have their own data.
+
+    Without the nodes' personal layers a server has nothing to test, so its test split is empty.
+    """
+    data = _server_data_of(config)
+    return replace(data, test=Split(torch.empty(0))) if config.personal else data
+
+
+def _server_data_of(config: Config) -> Data:
+    """Return the data that a server finds.
 
     If there are no data where the server looks by default (`dataset.root` is not given), its splits
     are empty. `imagefolder` then needs `dataset.classes`. Raises `ConfigError` or `TaskError` for
@@ -196,11 +214,13 @@ def model_of(config: Config, data: Data) -> nn.Module:
 
     A model of `edgewire.task.models` is made for the data's images. A class or function of the
     user's is called with its arguments in the configuration. Raises `TaskError` for a `model.file`
-    that does not fit, and for patterns in `trainable` that match no parameter.
+    that does not fit, and for patterns in `trainable` or `personal` that match no parameter.
     """
     module, m = _plain_model_of(config, data), config.model
     tensors = {} if m.file is None else tensors_in(m.file, m.sha256)
-    before = m.file and said_in(m.file).get("class_names")
+    said = said_in(m.file) if m.file else {}
+    warn_of_personal(str(m.file), said.get("personal"))
+    before = said.get("class_names")
     names = [*data.class_names] or [*map(str, range(data.classes))]
     if before and names and not m.new and before != names:
         last = [*module.state_dict()][-1].rpartition(".")[0]
@@ -219,7 +239,14 @@ def model_of(config: Config, data: Data) -> nn.Module:
         freeze_others(module, config.trainable)
     if config.frozen_eval:
         hold_frozen(module, config.trainable)
+    personal_names(module, config.personal)  # mistakes show where the model is first built
     return in_dtype(module, config.model.dtype)
+
+
+def flat_model_of(config: Config, data: Data) -> FlatModel:
+    """Return the configured model with its parameters in one vector; the errors of `model_of`."""
+    module = model_of(config, data)
+    return FlatModel(module, config.device, personal_names(module, config.personal))
 
 
 def _plain_model_of(config: Config, data: Data) -> nn.Module:

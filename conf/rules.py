@@ -90,6 +90,11 @@ def _expect(rows: Rows) -> None:
             raise ConfigError(text)
 
 
+def evaluates(strategy: Strategy) -> bool:
+    """Return whether a strategy, or one that it wraps, asks the nodes to evaluate the model."""
+    return any(getattr(each, "fraction_evaluate", 0) > 0 for each in wrapped(strategy))
+
+
 def _within(name: str, value: float, low: int, high: int) -> Rows:
     outside = not low <= value <= high
     return {f"strategy.{name} must be from {low} to {high}, not {value:g}": outside}
@@ -159,6 +164,7 @@ def _updates(c: Choice, s: Any) -> Rows:
     sgd = str(optimizer["_target_"]).endswith(".SGD") and heeded
     return {
         **_recorded(c, s),
+        f"personal= goes with {sends} mini-batch": gradients and config.personal,
         f"local_steps goes with {sends} mini-batch": gradients and config.local_steps is not None,
         f"local_epochs goes with {sends} mini-batch": gradients and config.local_epochs != 1,
         "optimizer= is for steps at the nodes, and with strategy.update=gradient they take none: "
@@ -175,6 +181,9 @@ def _averaging(c: Choice, s: Any) -> Rows:
         "strategy: mask_received goes with follow=steps": mask and follow != "steps",
         "strategy: mask_received does not go with compression.exact=": mask
         and c.codecs.uplink.exact_names,
+        "strategy: mask_received lets each node have a model of its own: drop "
+        "strategy.fraction_evaluate= and personal=": mask
+        and (among.fraction_evaluate or c.config.personal),
         **_trained(c.config.nodes, among),
         **_updates(c, s),
         **_deadline(c, s, s.planning),
@@ -268,6 +277,8 @@ def _asynchronous(c: Choice, s: Any) -> Rows:
         "strategy: mix goes with update=delta, buffer=1 and a server_lr of at most 1": p.mix
         and (s.update != "delta" or p.buffer > 1 or s.server_lr > 1),
         **_updates(c, s),
+        "personal= needs rounds, after which the nodes evaluate the model: give "
+        "strategy=sparse_averaging, or one of Flower's": c.config.personal,
     }
 
 
@@ -277,6 +288,7 @@ def _pipeline(c: Choice, s: Any) -> Rows:
     plain = {
         "trainable": config.trainable is None,
         "adapter": config.adapter["_target_"] == "edgewire.task.finetuning.Adapter",
+        "personal": config.personal is None,
         "local": config.local["_target_"] == "edgewire.task.local.LocalAlgorithm",
         "model.file": config.model.file is None,
         "model.dtype": config.model.dtype == "float32",
@@ -344,7 +356,13 @@ def _messages(c: Choice) -> Rows:
     """Return the rows of every run, after those of its strategy."""
     cut = not getattr(c.strategy, "sends_models", True)
     steps = getattr(c.strategy, "follow", "") == "steps"  # nodes repeat the server's steps
+    personal, local = c.config.personal, type(c.local).__name__.lower()
+    measured = c.config.dataset.holdout and evaluates(c.strategy)
     return {
+        f"local={local} sends vectors of the whole model, and personal= keeps a part of it at the "
+        "node: give local=plain": personal and c.local.vectors,
+        "personal= keeps layers at the nodes, so only they can evaluate the model: give "
+        "dataset.holdout=0.2 strategy.fraction_evaluate=1": personal and not measured,
         "compact_records=true is for messages with models: give compact_records=false with a "
         "model that is cut over nodes": cut and c.config.compact_records,
         "coder=context is for a downlink that sends changes, because they make the context: "

@@ -20,6 +20,7 @@ from edgewire.conf.schema import Config, ConfigError, DatasetConfig, ModelConfig
 from edgewire.conf.trust import NodeGrants, abbreviate
 from edgewire.task.datasets import Data, Split
 from edgewire.task.errors import TaskError, described
+from edgewire.task.finetuning import warn_of_personal
 from edgewire.task.model_info import LOOKED_AT, ModelInfo, kinds_of, read_model, samples_of
 from edgewire.task.predictor import Predictor
 from edgewire.task.steps import evaluation_batch
@@ -50,6 +51,7 @@ def info_of(config: Config, data: Data) -> ModelInfo:
         class_names=[*data.class_names],
         columns=None if data.columns is None else data.columns.to_json(),
         batch=evaluation_batch(objective_of(config), config.batch_size),
+        personal=config.personal,
     )
     words = (*config.packages, *(name for _, _, name in _named(info)))
     tops = dict.fromkeys(re.split("[@.]", word)[0] for word in words)
@@ -88,6 +90,7 @@ def predictor_of(path: str, packages: Sequence[str] = ()) -> Predictor:
         none, transform = Split(samples_of(info.inputs, 0)), restored(info.transform)
         model = model_of(config, Data(none, none, transform, info.classes))
         model.load_state_dict(tensors)
+        warn_of_personal(path, info.personal)
         return Predictor(info, model, transform, objective_of(config), partial(data_of, config))
     except (ConfigError, TaskError) as error:
         raise type(error)(f"{path}: {' '.join(str(error).split())[:500]}") from error

@@ -149,7 +149,10 @@ class Config:
     seconds of its virtual clock; `trainable`: patterns of names, such as `["head.*"]`. Only the
     parameters with such a name are trained and sent; null: those that the model itself does not
     freeze; `frozen_eval`: if true, a module of which nothing is trained stays in eval mode: its
-    BatchNorm statistics do not change, and its dropout is off. `checkpoint_every`: rounds between
+    BatchNorm statistics do not change, and its dropout is off. `personal`: patterns of names, such
+    as `["head.*"]`, or `batchnorm` for all BatchNorm layers. Each node trains the tensors with such
+    a name, keeps them in its own state, and sends them to nobody; null: there are none.
+    `checkpoint_every`: rounds between
     two checkpoints, from which `resume=FOLDER` continues a run; null or 0: no checkpoints.
     Checkpoints become rarer if they would take more than a fiftieth of the run's time;
     `compact_records`: if true, the values beside a payload (its header, the learning rate, the
@@ -188,6 +191,7 @@ class Config:
     local_steps: int | None = bounded(None, at_least=1)
     trainable: list[str] | None = None
     frozen_eval: bool = True
+    personal: Any = None  # a list of names, or one; OmegaConf has no such type
     batch_size: int = bounded(II("model.batch_size"), at_least=1)
     lr: float = bounded(II("model.lr"), above=0)
     seed: int = bounded(0, at_least=0, below=1 << 32)
@@ -199,6 +203,13 @@ class Config:
     device: str = "cpu"
     verbose: bool = False
     stop_on_failure: bool = False
+
+    def __post_init__(self) -> None:
+        """Make `personal` a list; raises `ValueError` for what is no text and no list of texts."""
+        found = [self.personal] if isinstance(self.personal, str) else self.personal
+        if not isinstance(found, list | None) or not all(isinstance(e, str) for e in found or ()):
+            raise ValueError("personal must be a list of names: personal=[NAME,NAME]")
+        self.personal = found or None
 
 
 @cache

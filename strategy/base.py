@@ -27,6 +27,7 @@ from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.schema import Config
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.run.serialization import from_bytes, to_bytes
+from edgewire.task.objectives import Objective
 
 UPDATES = ("gradient", "delta")
 STEP_MESSAGE = "train.step"  # the message type of these strategies
@@ -197,6 +198,9 @@ class ParameterServer(RunStrategy):
         super().__init__()
         self.failures = FailurePolicy(self.traffic, PATIENT, self.state.failures)
         self.screening = Screening()
+        # For an evaluation at the nodes: the run's objective, and the rounds between two of them.
+        self.objective: Objective | None = None
+        self.eval_every = 1
 
     def _ordered(self, grid: Grid) -> OrderedGrid:
         """Return the grid in the nodes' order; it refuses replies to messages that are not open."""

@@ -8,7 +8,7 @@ from edgewire.compression.batchnorm import expect_matches
 from edgewire.compression.layout import Layout
 from edgewire.conf.build import local_of, objective_of
 from edgewire.conf.check import build, codec_of, codecs_of
-from edgewire.conf.rules import Choice, check
+from edgewire.conf.rules import Choice, check, evaluates
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.base import ParameterServer, RunStrategy
 from edgewire.strategy.federated import Federated
@@ -36,6 +36,7 @@ def made(config: Config, data: Data | None = None) -> RunStrategy:
     if config.strategy.get("_partial_"):
         if isinstance(strategy, ParameterServer):
             strategy.screening = config.screen
+            strategy.objective, strategy.eval_every = objective, config.eval_every
         scheme = cast(RunStrategy, strategy)
     else:
         scheme = Federated(strategy, codecs, config.screen, objective)
@@ -73,7 +74,7 @@ def fit(scheme: RunStrategy, config: Config, data: Data) -> None:
 
 def asks_nodes(scheme: RunStrategy) -> bool:
     """Return whether the strategy asks the nodes to evaluate the model."""
-    return isinstance(scheme, Federated) and scheme.evaluates
+    return evaluates(scheme)
 
 
 def expect_named(config: Config, layout: Layout) -> None:

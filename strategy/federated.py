@@ -1,6 +1,5 @@
 """Runs Flower's strategies over a compressed grid, round by round, and saves their state."""
 
-import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,14 +26,13 @@ from edgewire.compression.flower.native_tensors import NONE, natives_of, with_na
 from edgewire.compression.flower.records import FlatArray
 from edgewire.compression.flower.server.compressed_grid import CompressedGridState
 from edgewire.compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES, FailedNode
-from edgewire.compression.flower.server.reply_checks import ROUNDING
 from edgewire.compression.flower.server.session import InitialModel
 from edgewire.compression.flower.server.statistics_averaging import mean, values_of_array, wrapped
 from edgewire.compression.screening import Screening
 from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.strategy.aggregation import NodeMeans
 from edgewire.strategy.base import RunStrategy, Started
-from edgewire.strategy.node_sums import take_keys, totals
+from edgewire.strategy.node_sums import EVALUATE, metrics_of, take_keys, totals
 from edgewire.strategy.run.serialization import expect_savable
 from edgewire.task.objectives import Objective
 
@@ -109,22 +107,16 @@ class Federated(RunStrategy, StatisticsAveraging):
         objective: Objective | None = None,
     ) -> None:
         super().__init__(strategy)
-        metrics = {"train": TRAINED, "evaluate": (LOSS, EXAMPLES)}
-        self._bounds = {} if objective is None else objective.bounds
-        self._defined = None if objective is None else partial(objective.defined, samples=1)
-        sums = {} if self._defined is None else {"evaluate": self._defined}
-        self._replies = ReplyRules(codecs.uplink, metrics=metrics, bounds=self._bounds, sums=sums)
-        self._codecs, self._screening = codecs, screening
+        metrics = {"train": TRAINED, EVALUATE: (LOSS, EXAMPLES)}
+        bounds = {} if objective is None else objective.bounds
+        sums = {} if objective is None else {EVALUATE: partial(objective.defined, samples=1)}
+        self._replies = ReplyRules(codecs.uplink, metrics=metrics, bounds=bounds, sums=sums)
+        self._codecs, self._screening, self._objective = codecs, screening, objective
 
     @property
     def failed_nodes(self) -> dict[int, FailedNode]:
         """The nodes whose replies could not all be used."""
         return self.state.grid.failures.failed_nodes
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether the strategy asks nodes to evaluate the model."""
-        return any(getattr(each, "fraction_evaluate", 0) > 0 for each in wrapped(self.strategy))
 
     def save(self) -> bytes:
         """Return the state as bytes.
@@ -234,14 +226,9 @@ class Federated(RunStrategy, StatisticsAveraging):
         keys, samples = take_keys(replies := list(replies))
         with global_random(f"{self._codecs.seed} {server_round} aggregate_evaluate"):
             found = super().aggregate_evaluate(server_round, replies)
-        if found is not None and self._defined is not None:
-            every, within = (-math.inf, math.inf), dict[str, Any]()
+        if found is not None and self._objective is not None:
             self.evaluated = {**totals(found, samples), **keys}
-            for name, value in self._defined(self.evaluated, samples=samples).items():
-                low, high = self._bounds.get(name, every)
-                if low - ROUNDING <= value <= high + ROUNDING:
-                    within[name] = min(max(value, low), high)
-            found = MetricRecord(within)
+            found = metrics_of(self.evaluated, samples, self._objective)
         self.evaluate_metrics = found
         return found
 

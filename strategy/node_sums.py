@@ -1,16 +1,33 @@
-"""Adds up the sums of nodes' evaluations (`Objective.sums`)."""
+"""Evaluates models at nodes, and adds up the sums of their replies (`Objective.sums`)."""
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 from flwr.app import Message, MetricRecord
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from edgewire.compression.flower.headers import EXAMPLES
 from edgewire.compression.flower.records import records
-from edgewire.compression.flower.server.reply_checks import most_in_group
+from edgewire.compression.flower.server.failure_policy import FailurePolicy
+from edgewire.compression.flower.server.model_replies import ModelReplies
+from edgewire.compression.flower.server.norm_screen import Screens
+from edgewire.compression.flower.server.reply_checks import (
+    ROUNDING,
+    ReplyRules,
+    SentMessage,
+    most_in_group,
+)
+from edgewire.compression.flower.server.session import ServerSession
+from edgewire.compression.flower.uncompressed_warning import Uncompressed
+from edgewire.strategy.collector import RoundCollector, RoundCollectorState
+from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.task.objectives import Objective
 from edgewire.task.objectives.base import KEYS
 
+EVALUATE = "evaluate"  # the type of messages that ask for an evaluation
 EXACT = 1e-9  # a sum that was a mean is a whole number if it is nearer to one than this share of it
 
 
@@ -42,3 +59,68 @@ def totals(means: Mapping[str, Any], samples: float) -> dict[str, Any]:
         exact = np.abs(total - near) <= EXACT * np.maximum(np.abs(total), 1.0)
         found[name] = np.where(exact, near, total).tolist()
     return found
+
+
+def metrics_of(sums: Mapping[str, Any], samples: float, objective: Objective) -> MetricRecord:
+    """Return the metrics that sums over samples define, without those beyond their bounds.
+
+    A metric beyond a bound by `ROUNDING` gets the bound.
+    """
+    every, within = (-math.inf, math.inf), dict[str, Any]()
+    for name, value in objective.defined(sums, samples=samples).items():
+        low, high = objective.bounds.get(name, every)
+        if low - ROUNDING <= value <= high + ROUNDING:
+            within[name] = min(max(value, low), high)
+    return MetricRecord(within)
+
+
+class NodeEvaluation:
+    """Asks nodes to evaluate a model on samples of their own, and adds up the sums in the replies.
+
+    `session`, `failures`, `screens`: those of the server that trains the model. `state`: of the
+    exchange, which is apart from that of the training.
+    """
+
+    def __init__(
+        self,
+        grid: OrderedGrid,
+        session: ServerSession,
+        failures: FailurePolicy,
+        screens: Screens,
+        objective: Objective,
+        state: RoundCollectorState,
+    ) -> None:
+        self._session, self._failures, self._objective = session, failures, objective
+        self._exchange = RoundCollector(grid, state)
+        sums = {EVALUATE: partial(objective.defined, samples=1)}
+        rules = ReplyRules(bounds=objective.bounds, sums=sums)
+        quiet = Uncompressed(session.traffic, enabled=False, downlink=False)
+        self._replies = ModelReplies(session, failures, screens, rules, (), quiet)
+
+    def resting(self) -> set[int]:
+        """Return the nodes that have not replied to evaluations, and are not to be asked now."""
+        return self._exchange.resting()
+
+    def __call__(
+        self, messages: Sequence[Message], sent: SentMessage, needed: int, timeout: float
+    ) -> tuple[dict[str, Any], MetricRecord] | None:
+        """Return the sums over the samples of all nodes, and the metrics; None without a reply.
+
+        `sent`: what holds of all messages; its node is ignored. `needed`: the number of replies to
+        wait for. `timeout`: seconds.
+        """
+        found = self._exchange([*messages], needed, timeout)
+        nodes = [message.metadata.dst_node_id for message in messages]
+        self._replies.in_flight.add(messages, [sent._replace(node=node) for node in nodes])
+        here = [found[node] for node in nodes if node in found]  # in the order of the nodes
+        replies, _ = self._replies.take(here, sent.number, together=True)
+        for node in nodes if self._exchange.time_was_up else ():
+            if node not in found:
+                self._failures.leave_out(node, "no reply in time", f"round {sent.number}: ")
+        self._replies.in_flight.sent.clear()
+        keys, samples = take_keys(replies)
+        used = [reply.content for reply in replies if not reply.has_error()]
+        if not used:
+            return None
+        sums = {**totals(aggregate_metricrecords(used, EXAMPLES), samples), **keys}
+        return sums, metrics_of(sums, samples, self._objective)

@@ -27,7 +27,9 @@ from edgewire.compression.flower.message_size import size_of
 from edgewire.compression.flower.records import values_of
 from edgewire.compression.flower.replica import ACTIVITY, MODEL, VERSION
 from edgewire.compression.flower.server.inbox import ReceivedUpdate, count_received
+from edgewire.compression.flower.server.reply_checks import SentMessage
 from edgewire.compression.flower.server.session import forget_nodes
+from edgewire.compression.flower.tensor_split import Model, form_of_updates
 from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.strategy.aggregation import EQUAL, Aggregation
@@ -39,6 +41,7 @@ from edgewire.strategy.base import (
 )
 from edgewire.strategy.collector import RoundCollector, RoundCollectorState
 from edgewire.strategy.deadline import Deadline, DeadlinePlanner, Measurement, NodePace, NodePlan
+from edgewire.strategy.node_sums import EVALUATE, NodeEvaluation
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.server import PLAIN_SGD, ModelState, Server
 from edgewire.task.optimizers import ServerOptimizer
@@ -53,12 +56,14 @@ class AveragingState(ModelState):
     """The state of a synchronous run, as a checkpoint holds it.
 
     `memory`: the downlink codec's residual. `paces`: by node, what a deadline's plans follow from.
+    `evaluations`: of the exchange that evaluates the model at the nodes.
     """
 
     round: int = 0
     memory: dict[str, NDArray[Any]] = field(default_factory=dict)
     exchange: RoundCollectorState = field(default_factory=RoundCollectorState)
     paces: dict[int, NodePace] = field(default_factory=dict)
+    evaluations: RoundCollectorState = field(default_factory=RoundCollectorState)
 
 
 @dataclass(frozen=True)
@@ -69,11 +74,15 @@ class Participation(OptionGroup):
     `min_train_nodes`. The round ends when the share `quorum` of these nodes have replied, or at the
     timeout. The server does not apply an update that arrives later. If the method has a residual,
     the node adds this update back to its residual.
+
+    After the rounds of `eval_every`, the share `fraction_evaluate` of the nodes, drawn likewise,
+    evaluates the newest model on samples of their own. `quorum` holds for these replies, too.
     """
 
     fraction_train: float = bounded(1.0, at_least=0, at_most=1)
     min_train_nodes: int = bounded(1, at_least=0)
     quorum: float = bounded(1.0, above=0, at_most=1)
+    fraction_evaluate: float = bounded(0.0, at_least=0, at_most=1)
 
     def drawn(self, nodes: int) -> int:
         """Return how many of so many nodes train in a round."""
@@ -147,10 +156,16 @@ class SparseAveraging(ParameterServer):
 
     def abandon(self, back: Collection[int] = ()) -> None:
         """Delete late messages; between two rounds no other messages are without a reply."""
-        self.state.exchange.late.messages.clear()
+        for exchange in (self.state.exchange, self.state.evaluations):
+            exchange.late.messages.clear()
         self.state.session.go_back(back)
 
     knows_context = True
+
+    @property
+    def fraction_evaluate(self) -> float:
+        """The share of the nodes that evaluate the model, as Flower's strategies have it."""
+        return self.participation.fraction_evaluate
 
     def summary(self) -> None:
         """Log the kind of update, the server's optimiser and the quorum."""
@@ -166,6 +181,11 @@ class SparseAveraging(ParameterServer):
             if not rounds.advance(cast(float, run.train_config["lr"]), run.timeout):
                 log.warning("no node is left; %d of %d rounds", self.state.round, run.rounds)
                 break
+            last = self.state.round == run.rounds
+            asks = self.fraction_evaluate and (last or not self.state.round % self.eval_every)
+            self.evaluate_metrics = None  # of another round
+            if asks and (found := rounds.evaluated(run.timeout)):
+                self.evaluated, self.evaluate_metrics = found
             self._evaluate(run, self.state.round, run.rounds, rounds.arrays)
             self.on_state_complete()
         run.result.arrays = to_arrays(rounds.model, rounds.layout, rounds.reported.natives)
@@ -194,6 +214,16 @@ class Rounds(Server):
         # Of the server's steps.
         self._downlink = strategy.codecs.downlink if follow == "steps" else None
         self._exchange = RoundCollector(grid, state.exchange)
+        self._evaluation: NodeEvaluation | None = None
+        if strategy.fraction_evaluate and strategy.objective is not None:
+            self._evaluation = NodeEvaluation(
+                grid,
+                self.session,
+                strategy.failures,
+                self.inbox.screens,
+                strategy.objective,
+                state.evaluations,
+            )
         if uplink is None or not uplink.sparsifier.scalable:  # there is no density to plan
             planning = replace(planning, least_factor=1.0, most_factor=1.0)
         if uplink is not None:
@@ -215,6 +245,33 @@ class Rounds(Server):
         self._aggregate(number, asked, replies, lr)
         self._state.round = number
         return True
+
+    def evaluated(self, timeout: float) -> tuple[dict[str, Any], MetricRecord] | None:
+        """Let nodes evaluate the newest model; return what `NodeEvaluation` returns.
+
+        A node whose reply to the training is late is not asked: it would reply later still.
+        `timeout`: the most seconds.
+        """
+        if self._evaluation is None:
+            return None
+        number, among, nodes = (
+            self._state.round,
+            self._strategy.participation,
+            self._grid.wait_for_nodes(),
+        )
+        count = max(int(len(nodes) * among.fraction_evaluate), 1)
+        nodes = self._sample(nodes, count, f"{number} evaluate")
+        late = {each.node for each in self._state.exchange.late.messages.values()}
+        out = late | self._evaluation.resting()
+        nodes = [node for node in nodes if node not in out] or nodes
+        natives, form = self.reported.natives, form_of_updates(self.layout)
+        self.offer(number)
+        header = DownlinkHeader(number)
+        messages = self.session.messages(nodes, EVALUATE, {}, header, natives)
+        plain = self.session.plain_bytes
+        sent = SentMessage(0, number, EVALUATE, "arrays", False, form, Model(self.model), plain)
+        needed = among.needed(len(nodes))
+        return self._evaluation([each for each, _ in messages], sent, needed, timeout)
 
     def _messages(self, number: int, asked: list[int], needed: int, lr: float) -> list[Message]:
         """Return the messages that bring each node to the newest version of the model.
@@ -246,19 +303,22 @@ class Rounds(Server):
         The choice depends only on the seed and the round. Nodes whose backoff has not ended are
         left out, unless this would leave out all nodes.
         """
-        nodes, strategy = self._grid.wait_for_nodes(), self._strategy
+        nodes, among, state = self._grid.wait_for_nodes(), self._strategy.participation, self._state
         self._present = len(nodes)
         if gone := self.session.gone(lambda: nodes):
-            state = self._state
-            forget_nodes(gone, state.exchange, state.screens, state.paces, state.failures)
-        among = strategy.participation
-        count = among.drawn(len(nodes))
-        if count < len(nodes):
-            draw = random.Random(f"{strategy.codecs.seed} {number} train")
-            nodes = [nodes[i] for i in sorted(draw.sample(range(len(nodes)), count))]
+            kept = state.exchange, state.evaluations, state.screens, state.paces, state.failures
+            forget_nodes(gone, *kept)
+        nodes = self._sample(nodes, among.drawn(len(nodes)), f"{number} train")
         needed = among.needed(len(nodes))
         resting = self._exchange.resting()
         return [node for node in nodes if node not in resting] or nodes, needed
+
+    def _sample(self, nodes: list[int], count: int, stream: str) -> list[int]:
+        """Return `count` of the nodes, in their order; `stream` names the random stream."""
+        if count >= len(nodes):
+            return nodes
+        draw = random.Random(f"{self._strategy.codecs.seed} {stream}")
+        return [nodes[i] for i in sorted(draw.sample(range(len(nodes)), count))]
 
     @quiet
     def _aggregate(

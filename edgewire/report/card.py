@@ -17,7 +17,7 @@ from edgewire.report.reader import readable, reading
 from edgewire.report.runs import Row, Run, number, read_overrides, read_result, run_of
 from edgewire.report.summary import NAME, answers, data_name, trained
 from edgewire.task.metric import main_of
-from edgewire.task.model_file import said_in
+from edgewire.task.model_file import MODEL, said_in
 
 CARD = "README.md"
 SHOWN = 100  # rows of a table
@@ -78,6 +78,12 @@ def _parts(run: Run, result: Row, folder: Path) -> Iterator[str]:
             f"{c['name']} ({c.get('kind', 'number')})" for c in columns.get(role, ())
         )
     yield "\n".join(f"* {_text(key)}: {_text(text, 5000)}" for key, text in told.items() if text)
+    if names := result.get("personal"):
+        layers = _text(", ".join(names))
+        yield (
+            f"Each node has kept its own personal layers ({layers}), and the values are measured "
+            f"with them. Those in `{MODEL}` are as before training: train them on your samples."
+        )
     always = result.get("constant") or {}
     metrics = [name for name in (*(result.get("metrics") or {}), "loss") if name in result]
     rows = [(name, result[name], always.get(name)) for name in metrics]

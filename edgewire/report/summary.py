@@ -203,7 +203,8 @@ def _measured(run: Run, main: Metric) -> str:
         interval = f"{100 * low:.{places}f} to {100 * high:.{places}f}"
         parts = [f"{text(value)} (95 % interval by {count:,.0f} test {kind}: {interval})"]
     elif data and not count:
-        parts = [f"{text(value)} of what the nodes hold back"]
+        layers = ", each with its own personal layers" * bool(result.get("personal"))
+        parts = [f"{text(value)} of what the nodes hold back{layers}"]
     rows = readable(run.evaluations) or []
     if rows and rows[0]["round"] == 0 and run.configuration.get("model.file", "null") != "null":
         parts.append(f"from {text(rows[0][main.name])} (start)")

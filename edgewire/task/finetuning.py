@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -10,14 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from edgewire.task.errors import TaskError, errors_as, listed
+from edgewire.task.flat_model import tensors_of
 from edgewire.task.model_file import file_of, sha256_of
 from edgewire.task.tensors import mapped
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 log = getLogger("edgewire")
 SHOWN = 5  # the most names that an error message lists
+BATCHNORM = "batchnorm"  # in `personal=`: all tensors of all BatchNorm layers
 
 
 class Adapter:
@@ -103,6 +107,55 @@ def hold_frozen(module: nn.Module, patterns: Sequence[str] | None = None) -> Non
             each.eval()
 
 
+def personal_names(module: nn.Module, patterns: Sequence[str] | None) -> frozenset[str]:
+    """Return the names of the tensors that match one of the patterns, for `FlatModel`.
+
+    The tensors are a head (FedPer, Arivazhagan et al. 2019), or those of BatchNorm layers (FedBN,
+    Li et al. 2021), for which the pattern `BATCHNORM` stands. Patterns are as in `freeze_others`.
+
+    Raises `TaskError` for a pattern that matches no tensor, for patterns that match nothing or all
+    of what is trained, and for a tensor of two layers of which only one matches.
+    """
+    if not patterns:
+        return frozenset()
+    named: list[tuple[str, Tensor]] = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    modules = module.named_modules(remove_duplicate=False)
+    norms = [prefix for prefix, each in modules if isinstance(each, _BatchNorm)]
+    if BATCHNORM in patterns and not norms:
+        raise TaskError("personal=batchnorm: the model has no BatchNorm layer")
+    others = [pattern for pattern in patterns if pattern != BATCHNORM]
+    # A head's names come last in the model, and first in the error.
+    _expect_matches("personal", others, [name for name, _ in reversed(named)])
+    layers = tuple(f"{prefix}." if prefix else "" for prefix in norms)
+    inside = layers if BATCHNORM in patterns else ()
+    chosen = {name for name, _ in named if _matches(name, others) or name.startswith(inside)}
+    names = defaultdict(list)
+    for name, tensor in named:
+        names[id(tensor)].append(name)
+    for each in names.values():
+        if chosen.intersection(each) and not chosen.issuperset(each):
+            inner = next(name for name in each if name in chosen)
+            outer = next(name for name in each if name not in chosen)
+            raise TaskError(
+                f"personal={inner} is also {outer}, one tensor of two layers: name both, or neither"
+            )
+    found = tensors_of(module, chosen)
+    if not found.own and chosen.isdisjoint(n for n, _ in (*found.trained, *found.statistics)):
+        raise TaskError(
+            f"personal={listed(patterns)} names frozen tensors alone, which nodes share: name "
+            "tensors that are trained"
+        )
+    if chosen.issuperset(name for name, _ in found.trained):
+        raise TaskError(
+            f"personal={listed(patterns)} names all that is trained, and nothing would be sent: "
+            "name fewer tensors"
+        )
+    return frozenset(chosen)
+
+
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -178,6 +231,15 @@ def _form(tensor: Tensor | None) -> str:
     if tensor is None:
         return "missing"
     return f"{tuple(tensor.shape)} of {'floats' if tensor.is_floating_point() else 'integers'}"
+
+
+def warn_of_personal(file: str, personal: Sequence[str] | None) -> None:
+    """Warn once of a model's file whose personal tensors are untrained; `personal`: as it says."""
+    if personal:
+        _warn_once(
+            f"{file}: its personal layers ({listed(personal, SHOWN)[:200]}) are those before "
+            "training, because each node has its own and sends them to nobody"
+        )
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,22 +19,27 @@ from edgewire.task.tensors import form
 
 STATISTICS = ("running_mean", "running_var")  # names of buffers in torch's BatchNorm layers
 COUNTER = "num_batches_tracked"
+PERSONAL = "personal."  # of `FlatModel.own`: no tensor's name ends with a dot
 EXTRA = "_extra_state"  # the suffix of state-dict keys for `Module.get_extra_state`
 Arrays = dict[str, NDArray[Any]]
 
 
 class Tensors(NamedTuple):
-    """A module's tensors by name; a tensor that layers share is listed once."""
+    """A module's tensors by name; a tensor that layers share is listed once.
+
+    Personal tensors come first in `trained` and `statistics`.
+    """
 
     trained: list[tuple[str, nn.Parameter]]
     statistics: list[tuple[str, Tensor]]  # running statistics of BatchNorm in training, float32
-    native: list[tuple[str, Tensor]]  # all other tensors of the state dict
+    native: list[tuple[str, Tensor]]  # all other tensors of the state dict that are sent
     local: list[tuple[str, Tensor]]  # buffers outside of the state dict, and unused counters
+    own: list[tuple[str, Tensor]]  # personal tensors that would be native
 
     @property
     def beside(self) -> dict[str, Tensor]:
         """All tensors that are not in the flat vector."""
-        return dict([*self.native, *self.local])
+        return dict([*self.native, *self.own, *self.local])
 
 
 class Trained(NamedTuple):
@@ -46,10 +51,13 @@ class Trained(NamedTuple):
     gradient: Tensor
 
 
-def tensors_of(module: nn.Module) -> Tensors:
-    """Return a module's tensors, sorted into the groups of `Tensors`."""
+def tensors_of(module: nn.Module, personal: Collection[str] = ()) -> Tensors:
+    """Return a module's tensors, sorted into the groups of `Tensors`.
+
+    `personal`: the names of the personal tensors. A frozen one is not: nodes have the same values.
+    """
     every = list(module.named_parameters())
-    found = Tensors([(n, p) for n, p in every if p.requires_grad], [], [], [])
+    found = Tensors([(n, p) for n, p in every if p.requires_grad], [], [], [], [])
     found.native.extend((n, p) for n, p in every if not p.requires_grad)
     kept = module.state_dict(keep_vars=True).keys()
     held = _held(module)
@@ -64,8 +72,12 @@ def tensors_of(module: nn.Module) -> Tensors:
             and id(buffer) not in held
         ):
             found.statistics.append((name, buffer))
+        elif name in personal and id(buffer) not in held:
+            found.own.append((name, buffer))
         else:
             found.native.append((name, buffer))
+    found.trained.sort(key=lambda each: each[0] not in personal)
+    found.statistics.sort(key=lambda each: each[0] not in personal)
     return found
 
 
@@ -191,6 +203,14 @@ class FlatModel:
         state       [ parameters, in named_parameters order | BatchNorm's statistics ], float32
         gradient    [ gradients of the parameters ], float32
 
+    Personal tensors are trained and not sent. They lie before `state`, in the same memory:
+
+        [ personal statistics | personal parameters | state ], float32
+
+    So all parameters remain one vector, `parameters`; its first `num_personal` are personal.
+    `state`, `names` and `shapes` are what is sent. `own` returns the personal tensors, and `load`
+    sets them.
+
     An update is therefore one subtraction. An optimiser over the single parameter `parameters`
     steps the whole model: `torch.optim.SGD([flat.parameters], lr)` has the same result as
     `torch.optim.SGD(module.parameters(), lr)`. A parameter that layers share occurs once. The other
@@ -206,39 +226,55 @@ class FlatModel:
     Args:
         module: it is moved to `device`. Its tensor objects stay the same and get new memory.
         device: the torch device of module and vectors.
+        personal: the names of the personal tensors (`personal_names`).
 
     Raises:
         TaskError: a module whose state cannot be sent (`expect_tensors`).
     """
 
-    def __init__(self, module: nn.Module, device: str = "cpu") -> None:
+    def __init__(
+        self, module: nn.Module, device: str = "cpu", personal: Collection[str] = ()
+    ) -> None:
         expect_tensors(module)
         self.module = module.to(device)
-        found = tensors_of(module)
-        named: list[tuple[str, Tensor]] = [*found.trained, *found.statistics]
-        self.names: tuple[str, ...] = tuple(name for name, _ in named)
-        self.shapes: tuple[tuple[int, ...], ...] = tuple(tuple(t.shape) for _, t in named)
+        found = tensors_of(module, personal)
+        kept = [each for each in found.statistics if each[0] in personal]
+        named = [*kept, *found.trained, *found.statistics[len(kept) :]]
+        own = len(kept) + sum(name in personal for name, _ in found.trained)
+        shapes = [tuple(t.shape) for _, t in named]
+        self.names: tuple[str, ...] = tuple(name for name, _ in named[own:])
+        self.shapes: tuple[tuple[int, ...], ...] = tuple(shapes[own:])
         self.num_parameters: int = sum(p.numel() for _, p in found.trained)
+        first, start = (sum(math.prod(s) for s in shapes[:n]) for n in (len(kept), own))
+        self.num_personal: int = start - first
         empty = torch.empty(0, device=device)
-        self.state: Tensor = torch.cat([empty, *(t.detach().flatten().float() for _, t in named)])
-        self._views = self._cut(self.state, self.shapes)
-        for (_, tensor), view in zip(named, self._views, strict=True):
+        whole = torch.cat([empty, *(t.detach().flatten().float() for _, t in named)])
+        self.state: Tensor = whole[start:]
+        self._personal, self._first_personal = whole[:start], whole[:start].clone()
+        views = self._cut(whole, shapes)
+        self._views = views[own:]
+        for (_, tensor), view in zip(named, views, strict=True):
             if tensor.dtype == torch.float32:
                 tensor.data = view
 
         # autograd fills the gradients of the module's own parameters; optimisers use this view.
-        self.parameters = nn.Parameter(self.state[: self.num_parameters], requires_grad=False)
+        self.parameters = nn.Parameter(
+            whole[first : first + self.num_parameters], requires_grad=False
+        )
         self.parameters.grad = self.gradient = torch.zeros_like(self.parameters)
         gradients = self._cut(self.gradient, (p.shape for _, p in found.trained))
         every = [
             Trained(*each, master, gradient)
-            for each, master, gradient in zip(found.trained, self._views, gradients, strict=False)
+            for each, master, gradient in zip(
+                found.trained, views[len(kept) :], gradients, strict=False
+            )
         ]
         self._plain = [each for each in every if each.parameter.dtype == torch.float32]
         self._halves = [each for each in every if each.parameter.dtype != torch.float32]
         self._rounded = -1  # the version of `state` that the halves have
         self._hook_halves()
-        self._native = found.native
+        self._native, self._own = found.native, found.own
+        self.keeps = bool(own or found.own)  # whether there are personal tensors
         held = _held(module)
         self.frozen = tuple(
             n for n, each in found.native if isinstance(each, nn.Parameter) or id(each) in held
@@ -253,12 +289,13 @@ class FlatModel:
             (m, {key: p for key, p in m._parameters.items() if p is not None})
             for m in module.modules()
         ]
-        sent = {id(tensor): (n, tensor) for n, tensor in (*found.statistics, *found.native)}
+        kept_or_sent = (*found.statistics, *found.native, *found.own)
+        by_id = {id(tensor): (n, tensor) for n, tensor in kept_or_sent}
         self._places = [
-            (*sent[id(buffer)], owner, key)
+            (*by_id[id(buffer)], owner, key)
             for owner in module.modules()
             for key, buffer in owner._buffers.items()
-            if id(buffer) in sent
+            if id(buffer) in by_id
         ]
         self.zero_grad()
 
@@ -337,9 +374,15 @@ class FlatModel:
         return self.gradient
 
     def load(
-        self, state: Tensor | NDArray[np.float32], natives: Mapping[str, NDArray[Any]] = NONE
+        self,
+        state: Tensor | NDArray[np.float32],
+        natives: Mapping[str, NDArray[Any]] = NONE,
+        own: Mapping[str, NDArray[Any]] = NONE,
     ) -> None:
-        """Copy `state`, float32 (n,), into the model in place; `reset` sets all other tensors."""
+        """Copy `state`, float32 (n,), into the model in place; `reset` sets all other tensors.
+
+        `own`: the personal tensors, from the method `own`; {}: they get their initial values.
+        """
         if tuple(state.shape) != tuple(self.state.shape):
             raise ValueError(
                 f"a state of shape {tuple(state.shape)} for {self.state.numel()} values"
@@ -348,10 +391,16 @@ class FlatModel:
             np.copyto(self.state.numpy(), state)
         else:
             self.state.copy_(torch.as_tensor(state))
+        if own:
+            put_array(self._personal, own[PERSONAL])
+        elif self.keeps:
+            self._personal.copy_(self._first_personal)
         if self._halves:
             self._rounded = -1
             self._round()
         self.reset(natives)
+        for name, tensor in self._own if own else ():
+            put_array(tensor, own[name])
 
     def reset(self, natives: Mapping[str, NDArray[Any]] = NONE) -> None:
         """Set the tensors that are not in the flat vector `state`.
@@ -417,6 +466,15 @@ class FlatModel:
         """
         self.collect_state()
         return {name: to_array(tensor) for name, tensor in self._native}
+
+    def own(self) -> Arrays:
+        """Return copies of the personal tensors: those in float32 as one array, others by name.
+
+        Raises `TaskError` as `collect_state` does.
+        """
+        self.collect_state()
+        found = {PERSONAL: to_array(self._personal)}
+        return found | {name: to_array(tensor) for name, tensor in self._own}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return parameters and statistics by name, float32 views of `state` in their shapes."""

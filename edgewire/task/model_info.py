@@ -31,6 +31,7 @@ class ModelInfo:
     saved. `classes`: their number; 0 without classes. `class_names`: in the order of the ids; empty
     if they have none. `columns`: those of a table (`Columns.to_json`). `packages`: the users'
     packages that hold classes, as NAME@FINGERPRINT. `batch`: samples of an evaluation's batch.
+    `personal`: patterns of the tensors that the nodes keep, so that the file has initial values.
     """
 
     dataset: dict[str, Any]
@@ -45,11 +46,13 @@ class ModelInfo:
     columns: str | None = None
     packages: list[str] = field(default_factory=list)
     batch: int = 100
+    personal: list[str] | None = None
     versions: dict[str, str] = field(default_factory=dict)
 
     def metadata(self) -> dict[str, str]:
         """Return the metadata of a safetensors file."""
-        return {KEY: json.dumps(asdict(self), separators=(",", ":"), allow_nan=False)}
+        told = {k: v for k, v in asdict(self).items() if k != "personal" or v}
+        return {KEY: json.dumps(told, separators=(",", ":"), allow_nan=False)}
 
 
 def read_model(path: Path | str) -> tuple[ModelInfo, dict[str, Tensor]]:

@@ -178,6 +178,11 @@ class RunCheckpointer:
                 if self._nodes is not None and NODES in parts:
                     self._nodes.load(from_bytes(RunLineageState, parts[NODES]))
                 strategy.abandon(self._nodes.keeping if self._nodes else ())
+                if run.config.personal and not (self._nodes and self._nodes.keeping):
+                    log.warning(
+                        "these nodes (Ray's, or Flower's SuperNodes) keep no state for a resume: "
+                        "their personal layers begin anew"
+                    )
         except StateError as error:
             raise ConfigError(f"resume={folder}: {error}") from error
         if to_vector(state.model).size != run.model.state.numel():

@@ -14,8 +14,8 @@ from edgewire.compression.flower.native_tensors import Initial, native_bytes, na
 from edgewire.compression.flower.traffic import flower_bytes
 from edgewire.compression.layout import Layout
 from edgewire.conf.build import (
+    flat_model_of,
     local_of,
-    model_of,
     objective_of,
     partition_of,
     server_data_of,
@@ -31,7 +31,7 @@ from edgewire.strategy.run.node_log import NodeLog
 from edgewire.strategy.run.run_log import RunLog
 from edgewire.task.datasets import Data
 from edgewire.task.errors import TaskError
-from edgewire.task.flat_model import FlatModel, expect_numbers
+from edgewire.task.flat_model import expect_numbers
 from edgewire.task.rng import IsolatedRng
 from edgewire.task.steps import evaluation_batch, summed
 from edgewire.task.tensors import count, mapped
@@ -46,7 +46,7 @@ class Run:
     def __init__(self, config: Config, grid: OrderedGrid, records: RunLog, nodes: NodeLog) -> None:
         self.config, self.grid, self.records, self.nodes = config, grid, records, nodes
         self.data = server_data_of(config)
-        self.model = FlatModel(model_of(config, self.data), config.device)
+        self.model = flat_model_of(config, self.data)
         self.strategy = made(config, self.data)
         self.objective = objective_of(config)
         records.info = info_of(config, self.data)
@@ -76,9 +76,10 @@ class Run:
         if not count(self.test):
             held = "of what the nodes hold back (dataset.holdout)"
             where = held if asks_nodes(self.strategy) else "not measured"
-            log.warning(
-                "no data at the server to test on: %s is %s", self.objective.main.name, where
-            )
+            why = "no data at the server to test on"
+            if config.personal:
+                why = "each node evaluates the model with its own personal layers"
+            log.warning("%s: %s is %s", why, self.objective.main.name, where)
 
     def start(self) -> None:
         """Run the strategy, which calls `round_done` after every round."""
@@ -198,6 +199,7 @@ class Run:
                 "sparsity": traffic.sparsity,
                 **self.grid.comparison,
                 **subject_of(self.config, self.data, self.model.num_parameters),
+                **({"personal": self.config.personal} if self.config.personal else {}),
                 "objective": type(self.objective).__name__,
                 "metrics": {each.name: each._asdict() for each in self.objective.metrics},
                 **self._facts(),

@@ -33,14 +33,17 @@ class FedProx(LocalAlgorithm):
             raise ValueError("give local.mu= or strategy.proximal_mu=, not both")
 
     def begin(self, run: LocalRun) -> None:
-        """Copy the received model."""
+        """Copy the received model, without personal parameters: nobody else has a part in them."""
         if self._mu(run):
-            run.temporary[START] = run.flat.parameters.detach().clone()
+            shared = run.flat.parameters[run.flat.num_personal :]
+            run.temporary[START] = shared.detach().clone()
 
     def correct(self, run: LocalRun) -> None:
         """Add the gradient of the proximal term, mu (x - start)."""
         if mu := self._mu(run):
-            run.gradient.add_(run.flat.parameters - run.temporary[START], alpha=mu)
+            shared = slice(run.flat.num_personal, None)
+            moved = run.flat.parameters[shared] - run.temporary[START]
+            run.gradient[shared].add_(moved, alpha=mu)
 
     def _mu(self, run: LocalRun) -> float:
         return run.proximal_mu if self.mu is None else self.mu
