@@ -25,6 +25,7 @@ ASYNC = "strategy=asynchronous downlink=full"
 DELTA = f"{ASYNC} strategy.update=delta"
 MASKED = "algorithm=cesgd strategy.mask_received=true"
 EF21, ADAM = "algorithm=ef21_sgdm", "algorithm=one_bit_adam"
+KEPT = "personal=batchnorm dataset.holdout=0.2 strategy.fraction_evaluate=1"
 PLANNED = "algorithm=edgewire strategy.deadline=1"
 REFUSED = [  # overrides, and a part of the error
     ("algorithm=esgd strategy.fraction_train=0", "not one of nodes=4 would train"),
@@ -99,7 +100,16 @@ REFUSED = [  # overrides, and a part of the error
     (f"{SPLIT} strategy.schedule=sequential strategy.micro_batches=2", "goes with schedule=pipel"),
     (f"{CUT} downlink=int8", "activations go down as they came up: downlink=full"),
     *((f"{CUT} {word}", "does not go with a cut model")
-      for word in ("trainable=[a]", "adapter=lora", "model.file=x", "model.dtype=float16")),
+      for word in ("trainable=[a]", "personal=[a]", "adapter=lora", "model.file=x",
+                   "model.dtype=float16")),
+    ("algorithm=esgd personal=[a]", "personal= goes with strategy.update=delta"),
+    (f"{DELTA} personal=[a]", "personal= needs rounds, after which the nodes evaluate"),
+    (f"{MASKED} personal=[a]", "drop strategy.fraction_evaluate= and personal="),
+    (f"{MASKED} strategy.fraction_evaluate=1", "drop strategy.fraction_evaluate= and personal="),
+    (f"algorithm=fedavg {KEPT} local=scaffold", "local=scaffold sends vectors of the whole model"),
+    ("algorithm=edgewire personal=[a] dataset.holdout=0.2", "give dataset.holdout=0.2 strategy.fr"),
+    ("personal=[a] strategy.fraction_evaluate=1", "give dataset.holdout=0.2 strategy.fraction_ev"),
+    ("algorithm=edgewire strategy.fraction_evaluate=2", "fraction_evaluate must be a number of at"),
     (f"{CUT} compact_records=true", "compact_records=true is for messages with models"),
     ("algorithm=fedavg compression@gradients=topk", "gradients= is for activations' gradients"),
     *((f"{words} {group}.coder=context", "coder=context is for") for words, group in (

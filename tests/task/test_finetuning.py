@@ -6,7 +6,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 from edgewire.task.errors import TaskError
-from edgewire.task.finetuning import LoRA, freeze_others, in_dtype, load_tensors, tensors_in
+from edgewire.task.finetuning import (
+    LoRA,
+    freeze_others,
+    hold_frozen,
+    in_dtype,
+    load_tensors,
+    personal_names,
+    tensors_in,
+)
 from edgewire.task.model_file import sha256_of
 
 
@@ -46,6 +54,44 @@ def test_a_shared_parameter_is_trained_by_any_of_its_names(pattern):
 def test_a_pattern_without_a_parameter_is_refused():
     with pytest.raises(TaskError, match=r"trainable=head\.\* matches nothing; there are 0\.w"):
         freeze_others(net(), ["2.*", "head.*"])
+
+
+def tied():
+    """Return a model with a weight and a BatchNorm that each two layers share, frozen ones too."""
+    norm, embedding, head = nn.BatchNorm1d(4), nn.Embedding(4, 4), nn.Linear(4, 4)
+    head.weight = embedding.weight
+    parts = {"embed": embedding, "norm": norm, "again": norm, "base": nn.Linear(4, 4), "head": head}
+    module = nn.ModuleDict({**parts, "frozen": nn.BatchNorm1d(4)})
+    module["frozen"].requires_grad_(False)
+    hold_frozen(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("patterns", "part"),
+    [
+        (["head.*", "tail"], "personal=tail matches nothing; there are frozen.num_batches"),
+        (["head.weight"], "personal=head.weight is also embed.weight, one tensor of two layers"),
+        (["norm.running_mean"], "personal=norm.running_mean is also again.running_mean"),
+        (["frozen.*"], "names frozen tensors alone, which nodes share"),
+        (["*"], "names all that is trained, and nothing would be sent"),
+        (["batchnorm", "embed.*", "head.*", "base.*"], "names all that is trained"),
+    ],
+)
+def test_personal_patterns_that_do_not_fit_are_one_line(patterns, part):
+    with pytest.raises(TaskError) as caught:
+        personal_names(tied(), patterns)
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_batchnorm_names_all_tensors_of_all_batchnorm_layers():
+    inside = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
+    layers = ("norm", "again", "frozen")
+    assert personal_names(tied(), ["batchnorm"]) == {f"{a}.{b}" for a in layers for b in inside}
+    assert personal_names(tied(), None) == frozenset()
+    with pytest.raises(TaskError, match="the model has no BatchNorm layer"):
+        personal_names(net(), ["batchnorm"])
 
 
 def test_a_file_sets_the_tensors_that_it_holds(tmp_path):

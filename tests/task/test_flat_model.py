@@ -5,11 +5,14 @@ import copy
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from edgewire.task.errors import TaskError
 from edgewire.task.flat_model import FlatModel
 from edgewire.task.models import build_model
+from tests.same import expect_same
 
 OPTIMISERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
@@ -67,6 +70,40 @@ def test_layout_is_parameters_then_float_buffers():
     assert set(module.state_dict()) - set(flat.state_dict()) == {
         n for n in module.state_dict() if n.endswith("num_batches_tracked")
     }
+
+
+LAYERS = ("0", "1", "2", "4", "6")
+
+
+@given(st.sets(st.sampled_from(LAYERS), max_size=4), st.sets(st.sampled_from(LAYERS)))
+def test_personal_tensors_are_kept_apart_from_what_is_sent(kept, frozen):
+    """Whatever is personal or frozen, two nodes' tensors never mix."""
+    module = nn.Sequential(
+        nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2, momentum=None), nn.BatchNorm2d(2, affine=False),
+        nn.Flatten(), nn.Linear(18, 3), nn.ReLU(), nn.Linear(3, 10),
+    )  # fmt: skip
+    for layer in frozen:
+        module[int(layer)].requires_grad_(False)
+    every = [name for name in module.state_dict() if name.partition(".")[0] in kept]
+    plain, flat = FlatModel(copy.deepcopy(module)), FlatModel(module, personal=every)
+    names = {*plain.names, *plain.natives()}
+    free = {n for n, p in module.named_parameters() if not p.requires_grad}
+    assert {*flat.names, *flat.natives()} == names - {n for n in every if n not in free}
+    assert flat.num_parameters == plain.num_parameters == flat.parameters.numel()
+    assert flat.keeps == bool(names - {*flat.names, *flat.natives()})
+    first = {n: t.clone() for n, t in module.state_dict().items()}
+    if flat.num_parameters:
+        train(module, torch.optim.SGD([flat.parameters], 0.1), flat.zero_grad, 1, 4)
+    own, state, natives = flat.own(), flat.state.clone(), flat.natives()
+    after = {n: t.clone() for n, t in module.state_dict().items()}
+    flat.load(state, natives)  # another node's turn
+    for name, tensor in module.state_dict().items():
+        sent = name in {*flat.names, *natives}
+        assert torch.equal(tensor, (after if sent else first)[name]), name
+    flat.load(state, natives, own)
+    idle = {"2.num_batches_tracked"}  # a counter that is not used
+    expected = {n: t for n, t in after.items() if n not in idle}
+    expect_same({n: t for n, t in module.state_dict().items() if n not in idle}, expected)
 
 
 def test_collected_gradients_equal_those_in_views():
