@@ -8,8 +8,10 @@ from typing import Any, cast
 import numpy as np
 from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
+from numpy.typing import NDArray
 
-from edgewire.compression.flower.headers import EXAMPLES
+from edgewire.compression.base import Vector
+from edgewire.compression.flower.headers import EXAMPLES, DownlinkHeader
 from edgewire.compression.flower.records import records
 from edgewire.compression.flower.server.failure_policy import FailurePolicy
 from edgewire.compression.flower.server.model_replies import ModelReplies
@@ -21,6 +23,7 @@ from edgewire.compression.flower.server.reply_checks import (
     most_in_group,
 )
 from edgewire.compression.flower.server.session import ServerSession
+from edgewire.compression.flower.tensor_split import Model, form_of_updates
 from edgewire.compression.flower.uncompressed_warning import Uncompressed
 from edgewire.strategy.collector import RoundCollector, RoundCollectorState
 from edgewire.strategy.ordered_grid import OrderedGrid
@@ -75,10 +78,10 @@ def metrics_of(sums: Mapping[str, Any], samples: float, objective: Objective) ->
 
 
 class NodeEvaluation:
-    """Asks nodes to evaluate a model on samples of their own, and adds up the sums in the replies.
+    """Lets nodes evaluate a model on samples of their own, and adds up the sums in their replies.
 
-    `session`, `failures`, `screens`: those of the server that trains the model. `state`: of the
-    exchange, which is apart from that of the training.
+    `session`, `failures`, `screens`: those of the server that trains the model. `objective`: the
+    run's. `state`: of the exchange, which is apart from that of the training.
     """
 
     def __init__(
@@ -92,32 +95,41 @@ class NodeEvaluation:
     ) -> None:
         self._session, self._failures, self._objective = session, failures, objective
         self._exchange = RoundCollector(grid, state)
+        self.resting = self._exchange.resting  # the nodes that are not to be asked now
         sums = {EVALUATE: partial(objective.defined, samples=1)}
         rules = ReplyRules(bounds=objective.bounds, sums=sums)
         quiet = Uncompressed(session.traffic, enabled=False, downlink=False)
         self._replies = ModelReplies(session, failures, screens, rules, (), quiet)
 
-    def resting(self) -> set[int]:
-        """Return the nodes that have not replied to evaluations, and are not to be asked now."""
-        return self._exchange.resting()
-
     def __call__(
-        self, messages: Sequence[Message], sent: SentMessage, needed: int, timeout: float
+        self,
+        nodes: Sequence[int],
+        number: int,
+        model: Vector,
+        natives: Mapping[str, NDArray[Any]],
+        needed: int,
+        timeout: float,
     ) -> tuple[dict[str, Any], MetricRecord] | None:
         """Return the sums over the samples of all nodes, and the metrics; None without a reply.
 
-        `sent`: what holds of all messages; its node is ignored. `needed`: the number of replies to
-        wait for. `timeout`: seconds.
+        `number`: the round. `model`, float32 (n,), `natives`: the newest model. `needed`: after how
+        many replies the evaluation ends. `timeout`: seconds.
         """
-        found = self._exchange([*messages], needed, timeout)
-        nodes = [message.metadata.dst_node_id for message in messages]
-        self._replies.in_flight.add(messages, [sent._replace(node=node) for node in nodes])
-        here = [found[node] for node in nodes if node in found]  # in the order of the nodes
-        replies, _ = self._replies.take(here, sent.number, together=True)
+        session = self._session
+        assert session.layout is not None  # a flat model has one
+        header, form = DownlinkHeader(number), form_of_updates(session.layout)
+        messages = [each for each, _ in session.messages(nodes, EVALUATE, {}, header, natives)]
+        about = number, EVALUATE, "arrays", False, form, Model(model), session.plain_bytes
+        found = self._exchange(messages, needed, timeout)
+        in_flight = self._replies.in_flight
+        in_flight.add(messages, [SentMessage(node, *about) for node in nodes])
+        # In the order of the nodes, so that the float sums are reproducible.
+        here = [found[node] for node in nodes if node in found]
+        replies, _ = self._replies.take(here, number, together=True)
+        in_flight.sent.clear()
         for node in nodes if self._exchange.time_was_up else ():
             if node not in found:
-                self._failures.leave_out(node, "no reply in time", f"round {sent.number}: ")
-        self._replies.in_flight.sent.clear()
+                self._failures.leave_out(node, "no reply in time", f"round {number}: ")
         keys, samples = take_keys(replies)
         used = [reply.content for reply in replies if not reply.has_error()]
         if not used:

@@ -27,9 +27,7 @@ from edgewire.compression.flower.message_size import size_of
 from edgewire.compression.flower.records import values_of
 from edgewire.compression.flower.replica import ACTIVITY, MODEL, VERSION
 from edgewire.compression.flower.server.inbox import ReceivedUpdate, count_received
-from edgewire.compression.flower.server.reply_checks import SentMessage
 from edgewire.compression.flower.server.session import forget_nodes
-from edgewire.compression.flower.tensor_split import Model, form_of_updates
 from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.strategy.aggregation import EQUAL, Aggregation
@@ -41,7 +39,7 @@ from edgewire.strategy.base import (
 )
 from edgewire.strategy.collector import RoundCollector, RoundCollectorState
 from edgewire.strategy.deadline import Deadline, DeadlinePlanner, Measurement, NodePace, NodePlan
-from edgewire.strategy.node_sums import EVALUATE, NodeEvaluation
+from edgewire.strategy.node_sums import NodeEvaluation
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.server import PLAIN_SGD, ModelState, Server
 from edgewire.task.optimizers import ServerOptimizer
@@ -215,15 +213,11 @@ class Rounds(Server):
         self._downlink = strategy.codecs.downlink if follow == "steps" else None
         self._exchange = RoundCollector(grid, state.exchange)
         self._evaluation: NodeEvaluation | None = None
-        if strategy.fraction_evaluate and strategy.objective is not None:
-            self._evaluation = NodeEvaluation(
-                grid,
-                self.session,
-                strategy.failures,
-                self.inbox.screens,
-                strategy.objective,
-                state.evaluations,
-            )
+        if strategy.fraction_evaluate:
+            if strategy.objective is None:
+                raise ValueError("fraction_evaluate needs the objective: set strategy.objective")
+            server = grid, self.session, strategy.failures, self.inbox.screens
+            self._evaluation = NodeEvaluation(*server, strategy.objective, state.evaluations)
         if uplink is None or not uplink.sparsifier.scalable:  # there is no density to plan
             planning = replace(planning, least_factor=1.0, most_factor=1.0)
         if uplink is not None:
@@ -252,26 +246,17 @@ class Rounds(Server):
         A node whose reply to the training is late is not asked: it would reply later still.
         `timeout`: the most seconds.
         """
-        if self._evaluation is None:
+        nodes, among = list(self._grid.get_node_ids()), self._strategy.participation
+        if self._evaluation is None or not nodes:
             return None
-        number, among, nodes = (
-            self._state.round,
-            self._strategy.participation,
-            self._grid.wait_for_nodes(),
-        )
-        count = max(int(len(nodes) * among.fraction_evaluate), 1)
+        number, count = self._state.round, max(int(len(nodes) * among.fraction_evaluate), 1)
         nodes = self._sample(nodes, count, f"{number} evaluate")
         late = {each.node for each in self._state.exchange.late.messages.values()}
         out = late | self._evaluation.resting()
         nodes = [node for node in nodes if node not in out] or nodes
-        natives, form = self.reported.natives, form_of_updates(self.layout)
         self.offer(number)
-        header = DownlinkHeader(number)
-        messages = self.session.messages(nodes, EVALUATE, {}, header, natives)
-        plain = self.session.plain_bytes
-        sent = SentMessage(0, number, EVALUATE, "arrays", False, form, Model(self.model), plain)
-        needed = among.needed(len(nodes))
-        return self._evaluation([each for each, _ in messages], sent, needed, timeout)
+        newest, needed = (self.model, self.reported.natives), among.needed(len(nodes))
+        return self._evaluation(nodes, number, *newest, needed, timeout)
 
     def _messages(self, number: int, asked: list[int], needed: int, lr: float) -> list[Message]:
         """Return the messages that bring each node to the newest version of the model.

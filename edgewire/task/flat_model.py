@@ -258,16 +258,14 @@ class FlatModel:
                 tensor.data = view
 
         # autograd fills the gradients of the module's own parameters; optimisers use this view.
-        self.parameters = nn.Parameter(
-            whole[first : first + self.num_parameters], requires_grad=False
-        )
+        trained = whole[first : first + self.num_parameters]
+        self.parameters = nn.Parameter(trained, requires_grad=False)
         self.parameters.grad = self.gradient = torch.zeros_like(self.parameters)
         gradients = self._cut(self.gradient, (p.shape for _, p in found.trained))
+        masters = views[len(kept) :]
         every = [
             Trained(*each, master, gradient)
-            for each, master, gradient in zip(
-                found.trained, views[len(kept) :], gradients, strict=False
-            )
+            for each, master, gradient in zip(found.trained, masters, gradients, strict=False)
         ]
         self._plain = [each for each in every if each.parameter.dtype == torch.float32]
         self._halves = [each for each in every if each.parameter.dtype != torch.float32]
@@ -289,13 +287,12 @@ class FlatModel:
             (m, {key: p for key, p in m._parameters.items() if p is not None})
             for m in module.modules()
         ]
-        kept_or_sent = (*found.statistics, *found.native, *found.own)
-        by_id = {id(tensor): (n, tensor) for n, tensor in kept_or_sent}
+        known = {id(t): (n, t) for n, t in (*found.statistics, *found.native, *found.own)}
         self._places = [
-            (*by_id[id(buffer)], owner, key)
+            (*known[id(buffer)], owner, key)
             for owner in module.modules()
             for key, buffer in owner._buffers.items()
-            if id(buffer) in by_id
+            if id(buffer) in known
         ]
         self.zero_grad()
 
