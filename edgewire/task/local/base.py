@@ -26,7 +26,7 @@ class LocalRun:
 
     - `flat`: the model. `flat.parameters`, float32 (n,), holds all trained parameters as one
       vector, and `flat.parameters.grad`, float32 (n,), their gradients. It holds the received model
-      before the first step.
+      before the first step. The first `flat.num_personal` parameters are the node's own.
     - `objective`, `optimizer`: the run's; the optimiser steps `flat.parameters`.
     - `lr`: the learning rate. `proximal_mu`: the weight of FedProx's proximal term that the server
       sent; 0: it sent none.
