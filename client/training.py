@@ -120,7 +120,7 @@ class Trainer:
         """
         flat, optimizer = self.flat, self.optimizer
         inputs, targets = self.samples.of(node, held_back=False)
-        flat.load(start, natives, _own(state))
+        flat.load(start, natives, self._own(state))
         if not flat.module.training:
             flat.module.train()
         optimizer.state.clear()
@@ -216,11 +216,15 @@ class Trainer:
         samples is returned too. `natives`, `state`: as in `update`.
         """
         inputs, targets = self.samples.of(node, held_back=self.config.dataset.holdout > 0)
-        self.flat.load(model, natives, _own(state))
+        self.flat.load(model, natives, self._own(state))
         size = evaluation_batch(self.objective, self.config.batch_size)
         with IsolatedRng(self.device, stream_seed(self.config.seed, node.index)):
             sums = summed(self.flat.module, self.objective, inputs, targets, size)
         return {**sums, EXAMPLES: count(inputs)}
+
+    def _own(self, state: RecordDict | None) -> Arrays:
+        """Return the personal layers in a node's state; {} before its first training."""
+        return stored_arrays(state, OWN) if state is not None and self.flat.keeps else NO_ARRAYS
 
     def _layers_draws(self, node: Node, number: int) -> IsolatedRng:
         """Return a context in which layers such as dropout draw from a random stream of their own.
@@ -245,11 +249,6 @@ class Trainer:
         most *= self.local.accumulate  # a step of the optimiser takes as many mini-batches
         fewer = most if limit is None else min(limit, most)
         return islice(chain.from_iterable(every), fewer if most else limit)
-
-
-def _own(state: RecordDict | None) -> Arrays:
-    """Return the personal layers in a node's state; {} before its first training."""
-    return NO_ARRAYS if state is None else stored_arrays(state, OWN)
 
 
 def _expect_trained(local: LocalAlgorithm, run: LocalRun, loss: float) -> None:
