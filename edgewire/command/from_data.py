@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from edgewire.command.engine import engine_for, job_of
 from edgewire.conf.load import HERE as CONF
 from edgewire.conf.load import typed
+from edgewire.conf.privacy import steps_of
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, confine_data
 from edgewire.report.reader import read_json, readable
@@ -45,7 +46,34 @@ def from_data(composed: DictConfig, folder: Path, words: Iterable[str]) -> DictC
     `folder`: gets the files of a survey. `words`: the user's overrides. Raises `ConfigError` or
     `TaskError` in one line if the data that a value needs cannot be read.
     """
+    if typed(composed).privacy.on:
+        composed = with_noise(composed)
     return with_objective(with_columns(composed, folder, words), folder)
+
+
+def with_noise(composed: DictConfig) -> DictConfig:
+    """Return a configuration with the least noise that keeps the run within its privacy budget.
+
+    Raises `ConfigError` for values that would be computed from the samples without noise, and for
+    a budget that is spent.
+    """
+    from edgewire.strategy.privacy.accounting import noise_for, planned_messages
+    from edgewire.strategy.privacy.ledger import earlier
+
+    config = typed(composed)
+    own = config.dataset.own
+    table = own.get("_target_") == TABLE and own.get("columns") in (None, SURVEY)
+    scaled = own.get("standardize") and own.get("mean") is None
+    if table or scaled or config.objective.get("class_weights") == BALANCED:
+        raise ConfigError(
+            "privacy=sample: means, ranges and class weights of the samples would be sent without "
+            "noise: give those of public data, as dataset.columns=FILE, or dataset.mean= and std="
+        )
+    if config.privacy.noise is not None:
+        return composed
+    steps = planned_messages(config) * steps_of(config)
+    noise = noise_for(config.privacy, steps, earlier(config)[1])
+    return cast(DictConfig, OmegaConf.merge(composed, {"privacy": {"noise": noise}}))
 
 
 def with_columns(composed: DictConfig, folder: Path, words: Iterable[str]) -> DictConfig:

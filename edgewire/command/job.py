@@ -141,6 +141,10 @@ def run(composed: DictConfig, folder: Path) -> None:
                     f"{human_bytes(cost['uplink_bytes'])} about their columns",
                     markup=False,
                 )
+    if config.privacy.on:
+        from edgewire.strategy.privacy.ledger import announced  # as `prepare`, it imports torch
+
+        screen.print(f"privacy    {announced(config, folder)}", markup=False, soft_wrap=True)
     given = {word.lstrip("+").partition("=")[0] for word in hydra.overrides.task}
     if "rounds" in given and "pushes" in config.strategy:
         log.warning(
@@ -284,6 +288,7 @@ def prepare(config: Config) -> dict[str, Any]:
     from edgewire.strategy.factory import asks_nodes, fit, made
     from edgewire.strategy.lr_schedule import Schedule
     from edgewire.task.flat_model import expect_tensors
+    from edgewire.task.local.dp_sgd import expect_private
     from edgewire.task.steps import expect_fits, expect_trains
 
     scheme = made(config)  # this check needs no data; the checks below need data
@@ -299,6 +304,8 @@ def prepare(config: Config) -> dict[str, Any]:
     fit(scheme, config, data)
     if len(data.train) and asks_nodes(scheme):
         expect_fits(model, objective, data, mean=True)
+    if config.privacy.on and len(data.train):
+        expect_private(model, objective, built.local_of(config).precision, data)
     Schedule(config.schedule, config.lr, objective).step(loss=1.0)
     if len(data.train):
         samples = min(config.batch_size, len(built.partition_of(config, data).indices(0)))

@@ -84,7 +84,8 @@ class NodeLog(GridWrapper):
 
     It changes no message. `folder`: the run's folder; "": no file is written. `metric`: the name of
     the run's main metric. `measured`: computes the metrics from the sums and the number of samples
-    in a reply to an evaluation; None: the reply holds them.
+    in a reply to an evaluation; None: the reply holds them. `losses`: whether the nodes send the
+    losses of their training.
     """
 
     def __init__(
@@ -93,8 +94,10 @@ class NodeLog(GridWrapper):
         folder: str,
         metric: str,
         measured: Callable[[Mapping[str, Any], Any], Mapping[str, float]] | None = None,
+        losses: bool = True,
     ) -> None:
         super().__init__(grid)
+        self._losses = losses
         self._folder = Path(folder) if folder else None
         self._metric, self._measured = metric, measured
         self.state = NodeLogState()
@@ -210,7 +213,8 @@ class NodeLog(GridWrapper):
             if trains(reply):
                 said = values_of(metrics)
                 activity.samples = _number(said.get(EXAMPLES), activity.samples)
-                activity.train_loss = _number(said.get(LOSS), activity.train_loss)
+                if self._losses:
+                    activity.train_loss = _number(said.get(LOSS), activity.train_loss)
             else:
                 found: Mapping[str, Any] = {} if self._measured else metrics
                 with suppress(Exception):  # a hostile reply may hold anything
