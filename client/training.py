@@ -31,10 +31,11 @@ from edgewire.conf.build import (
     optimizer_of,
     server_optimizer_of,
     share_of,
+    steps_of,
     vectors_of,
 )
 from edgewire.conf.check import codec_of, codecs_of
-from edgewire.conf.privacy import SAMPLE, steps_of
+from edgewire.conf.privacy import SAMPLE
 from edgewire.conf.schema import Config
 from edgewire.task.errors import TaskError
 from edgewire.task.flat_model import NUMPYS, FlatModel, to_array

@@ -1,18 +1,12 @@
-"""The options of differential privacy, and how many mini-batches a message has with them."""
+"""The options of differential privacy."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from edgewire.conf.option_group import bounded
 
-if TYPE_CHECKING:
-    from edgewire.conf.schema import Config
-
 NONE, SAMPLE = "none", "sample"
-ROUNDING = 6  # digits of a number of mini-batches, so that 1 / 0.1 is 10 and not more
 
 
 @dataclass
@@ -50,11 +44,3 @@ class Privacy:
                 "privacy needs privacy.epsilon=8, say, the budget, or privacy.noise=1, the noise "
                 "without a budget"
             )
-
-
-def steps_of(config: Config) -> int:
-    """Return the number of mini-batches of one message, at all nodes the same."""
-    if config.strategy.get("update") == "gradient":
-        return 1
-    epochs = math.ceil(round(config.local_epochs / config.privacy.rate, ROUNDING))
-    return epochs if config.local_steps is None else config.local_steps

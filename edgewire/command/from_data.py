@@ -19,7 +19,6 @@ from omegaconf import DictConfig, OmegaConf
 from edgewire.command.engine import engine_for, job_of
 from edgewire.conf.load import HERE as CONF
 from edgewire.conf.load import typed
-from edgewire.conf.privacy import steps_of
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, confine_data
 from edgewire.report.reader import read_json, readable
@@ -57,6 +56,7 @@ def with_noise(composed: DictConfig) -> DictConfig:
     Raises `ConfigError` for values that would be computed from the samples without noise, and for
     a budget that is spent.
     """
+    from edgewire.conf.build import steps_of
     from edgewire.strategy.privacy.accounting import noise_for, planned_messages
     from edgewire.strategy.privacy.ledger import earlier
 

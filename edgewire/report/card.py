@@ -50,10 +50,10 @@ Or `python run.py predict RUN FILE` and `python run.py export RUN onnx`.
 * The values are of test samples from the same source as the training samples. Measure the model on
   your own samples before you rely on it. A class or a node with few samples may fare worse.
 * {privacy}"""
-PLAIN = """Nothing hides what single samples have taught the model: federated training keeps samples at
-  their nodes, and is no proof of privacy."""
-PRIVATE = """What single training samples have taught the model is hidden by noise: {text}. Other models
-  that were trained on the same samples are not counted, and samples of one person add up."""
+PLAIN = """Nothing hides what single samples have taught the model: federated training keeps
+  samples at their nodes, and is no proof of privacy."""
+PRIVATE = """Noise hides each training sample: {}. Other models that were trained on the same
+  samples are not counted, and neither are several samples of one person."""
 
 
 def write_card(folder: Path) -> None:
@@ -98,7 +98,7 @@ def _parts(run: Run, result: Row, folder: Path) -> Iterator[str]:
     given |= {key: _hidden(given[key]) for key in PATHS if key in given}
     command = shlex.join(["python", "run.py", *(f"{key}={text}" for key, text in given.items())])
     bound = privacy_told(result)
-    privacy = PRIVATE.format(text=_text(bound, 200)) if bound else PLAIN
+    privacy = PRIVATE.format(_text(bound, 200)) if bound else PLAIN
     yield USE.format(command=one_line(command.replace("`", "'"), 1000), privacy=privacy)
 
 

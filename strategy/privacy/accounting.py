@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 from scipy.stats import binom
 
-from edgewire.conf.build import share_of
-from edgewire.conf.privacy import Privacy, steps_of
+from edgewire.conf.build import share_of, steps_of
+from edgewire.conf.privacy import Privacy
 from edgewire.conf.schema import Config, ConfigError
 
-ORDERS = (*range(2, 33), *range(36, 65, 4), *range(72, 129, 8), 160, 192, 256, 384, 512, 1024)
+ORDERS = (*range(2, 33), *range(36, 65, 4), 72, 80, 96, 128, 192, 256)
 FINE = 1e-4  # the error of the noise that is searched, which is then rounded up to 3 digits
 SHARP = 50.0  # up to this epsilon PLD is computed: beyond, it takes memory, and no bound is of use
 MOST_STEPS = 1 << 26

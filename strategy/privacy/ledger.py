@@ -21,7 +21,7 @@ from edgewire.compression.flower.headers import trains
 from edgewire.compression.flower.node_names import called
 from edgewire.compression.flower.records import metadata_of
 from edgewire.compression.flower.timed_grid import GridWrapper
-from edgewire.conf.privacy import steps_of
+from edgewire.conf.build import steps_of
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.privacy.accounting import (
     Mechanism,
@@ -69,6 +69,7 @@ class Ledger(GridWrapper):
         self._most = most_steps(config.privacy, self._own, self._before)
         self._steps: dict[int, int] = {}  # by node
         self._began = False
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._file: FileIO = path.open("ab", buffering=0)
         self.size = self._file.tell()
         if self.size > len(lines):  # a line that was not finished, so nothing was sent
