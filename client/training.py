@@ -131,7 +131,8 @@ class Trainer:
             group["lr"] = orders.lr
         generator = self.samples.generator(node, orders.number)
         run = self._local_run(orders, natives, state)
-        run.private = self._private((inputs, targets))
+        if self._dp:
+            run.private = self._private((inputs, targets))
         with self._layers_draws(node, orders.number):
             loss = self.local.train(
                 run, self.batches(inputs, targets, generator, orders.most_steps, run.private)
@@ -192,7 +193,12 @@ class Trainer:
         if not flat.module.training:
             flat.module.train()
         if self._dp:
-            return self._noisy_gradient(node, natives, number)
+            samples = self.samples.of(node, held_back=False)
+            private = self._private(samples)
+            with self._layers_draws(node, number):
+                noisy = private.gradient(next(private.batches())).numpy()
+            flat.reset(natives)  # as in `train`
+            return noisy, {LOSS: self._no_loss, EXAMPLES: count(samples[0]), STEPS: 1}
         x, y = self.samples.batch(node, number)
         flat.drop_grad()
         with self._layers_draws(node, number), self.local.precision(flat):
@@ -206,24 +212,8 @@ class Trainer:
             gradient = np.concatenate([gradient, statistics])
         return gradient, metrics
 
-    def _noisy_gradient(self, node: Node, natives: Arrays, number: int) -> tuple[Vector, Metrics]:
-        """Return the private gradient of a random mini-batch; see `gradient`."""
-        samples = self.samples.of(node, held_back=False)
-        private = self._private(samples)
-        assert private is not None
-        with self._layers_draws(node, number):
-            gradient = private.gradient(next(private.batches()))
-        self.flat.reset(natives)
-        return gradient.numpy(), {
-            LOSS: self._no_loss,
-            EXAMPLES: count(samples[0]),
-            STEPS: 1,
-        }
-
-    def _private(self, samples: Batch) -> DpSgd | None:
-        """Return what makes gradients of a node's samples private; None without privacy."""
-        if not self._dp:
-            return None
+    def _private(self, samples: Batch) -> DpSgd:
+        """Return the random mini-batches and noisy gradients of a node's samples."""
         options = self.config.privacy
         assert options.noise is not None  # `edgewire.conf.rules`
         return DpSgd(self._sample_gradients, samples, options.rate, options.clip, options.noise)

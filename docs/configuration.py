@@ -128,7 +128,12 @@ def _allowed(schema: type, kind: Any, field: Field[Any]) -> str:
     if field.default is not MISSING and not field.metadata:
         return _accepted(schema, field)
     said = _kind(kind)
-    for key, words in (("at_least", "at least"), ("above", "above"), ("below", "below")):
+    for key, words in (
+        ("at_least", "at least"),
+        ("above", "above"),
+        ("at_most", "at most"),
+        ("below", "below"),
+    ):
         if key in field.metadata:
             said += f", {words} {field.metadata[key]:,}"
     return said

@@ -153,6 +153,8 @@ def run(composed: DictConfig, folder: Path) -> None:
         )
     codecs = (config.compression, config.downlink)
     takes = any(each.sparsifier == "energy" and each.fidelity is not None for each in codecs)
+    if "batch_size" in given and config.privacy.on:
+        log.warning("batch_size= has no effect: privacy.rate= draws the mini-batches")
     if "fidelity" in given and not takes:
         log.warning("fidelity= has no effect: compression=edgewire and downlink=edgewire have it")
     task = job_of(config, composed, folder)
@@ -304,7 +306,10 @@ def prepare(config: Config) -> dict[str, Any]:
     fit(scheme, config, data)
     if len(data.train) and asks_nodes(scheme):
         expect_fits(model, objective, data, mean=True)
-    if config.privacy.on and len(data.train):
+    if config.privacy.on and (samples := len(data.train)):
+        if config.privacy.delta >= 1 / samples:
+            text = "privacy.delta=%g allows that a sample is sent whole: give one well below 1/%d"
+            log.warning(text, config.privacy.delta, samples)
         expect_private(model, objective, built.local_of(config).precision, data)
     Schedule(config.schedule, config.lr, objective).step(loss=1.0)
     if len(data.train):

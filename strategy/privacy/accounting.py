@@ -21,6 +21,7 @@ from edgewire.conf.build import share_of, steps_of
 from edgewire.conf.privacy import Privacy
 from edgewire.conf.schema import Config, ConfigError
 
+RDP, PLD = "RDP", "PLD"
 ORDERS = (*range(2, 33), *range(36, 65, 4), 72, 80, 96, 128, 192, 256)
 FINE = 1e-4  # the error of the noise that is searched, which is then rounded up to 3 digits
 SHARP = 50.0  # up to this epsilon PLD is computed: beyond, it takes memory, and no bound is of use
@@ -43,17 +44,9 @@ def with_steps(spent: Spent, own: Mechanism, steps: int) -> dict[Mechanism, int]
     return {**spent, own: spent.get(own, 0) + steps}
 
 
-def epsilon_by_rdp(spent: Spent, delta: float) -> float:
-    """Return a bound of epsilon after all these steps."""
-    kind = _dp().NeighboringRelation.REPLACE_SPECIAL
-    accountant = _dp().rdp.RdpAccountant(ORDERS, kind)
-    return float(accountant.compose(_event(spent)).get_epsilon(delta))
-
-
-def epsilon_by_pld(spent: Spent, delta: float) -> float:
-    """Return a bound of epsilon after all these steps, which is mostly smaller."""
-    accountant = _dp().pld.PLDAccountant(_dp().NeighboringRelation.REPLACE_SPECIAL)
-    return float(accountant.compose(_event(spent)).get_epsilon(delta))
+def epsilon_of(spent: Spent, delta: float, method: str = RDP) -> float:
+    """Return a bound of epsilon after all these steps, by `RDP` or `PLD`."""
+    return float(_accountant(method).compose(_event(spent)).get_epsilon(delta))
 
 
 def noise_for(privacy: Privacy, steps: int, before: Spent) -> float:
@@ -62,9 +55,10 @@ def noise_for(privacy: Privacy, steps: int, before: Spent) -> float:
     `before`: the steps that have been taken already. Raises `ConfigError` if they have spent the
     budget.
     """
-    expect_left(privacy, before)
+    if epsilon_of(before, privacy.delta) >= (privacy.epsilon or math.inf):
+        raise budget_error(privacy, before)
     found = _dp().calibrate_dp_mechanism(
-        lambda: _dp().rdp.RdpAccountant(ORDERS, _dp().NeighboringRelation.REPLACE_SPECIAL),
+        lambda: _accountant(RDP),
         lambda noise: _event(with_steps(before, Mechanism(privacy.rate, noise), steps)),
         privacy.epsilon,
         privacy.delta,
@@ -79,34 +73,31 @@ def most_steps(privacy: Privacy, own: Mechanism, before: Spent) -> int:
         return MOST_STEPS
 
     def epsilon(steps: int) -> float:
-        return epsilon_by_rdp(with_steps(before, own, steps), privacy.delta)
+        return epsilon_of(with_steps(before, own, steps), privacy.delta)
 
     return bisect_right(range(MOST_STEPS), budget, key=epsilon) - 1
 
 
-def expect_left(privacy: Privacy, before: Spent) -> None:
-    """Raise `ConfigError` if steps of earlier runs have spent the budget."""
-    spent = epsilon_by_rdp(before, privacy.delta)
-    if privacy.epsilon is not None and spent >= privacy.epsilon:
-        raise ConfigError(
-            f"privacy.epsilon={privacy.epsilon:g} is spent: earlier training has epsilon "
-            f"{spent:.2f} at delta {privacy.delta:g}; give a larger one, and privacy.noise=null"
-        )
+def budget_error(privacy: Privacy, before: Spent) -> ConfigError:
+    """Return the error of a run whose budget has been spent by the steps `before`."""
+    return ConfigError(
+        f"privacy.epsilon={privacy.epsilon:g} is spent: earlier training has epsilon "
+        f"{epsilon_of(before, privacy.delta):.2f} at delta {privacy.delta:g}; give a larger one, "
+        "and privacy.noise=null"
+    )
 
 
 def planned_messages(config: Config) -> int:
     """Return how many messages the run plans to send to the node that gets the most.
 
-    An asynchronous server, and one that draws nodes at random, may send a node more: the run then
-    ends earlier.
+    If nodes are drawn, or answer an asynchronous server at random, a node gets more with the
+    probability `UNLUCKY`; the run then ends earlier.
     """
-    strategy, nodes = config.strategy, config.nodes
-    if (pushes := strategy.get("pushes")) is not None:
-        return math.ceil(pushes / nodes * (strategy.get("most") or 1)) + 1
-    if (share := share_of(config)) == 1:
-        return config.rounds
-    drawn: int = int(binom.isf(UNLUCKY / nodes, config.rounds, share))
-    return max(drawn, 1)
+    strategy, nodes, rounds = config.strategy, config.nodes, config.rounds
+    pushes = strategy.get("pushes") is not None  # `config.rounds` is their number
+    share = min((strategy.get("most") or 1) / nodes, 1) if pushes else share_of(config)
+    most = rounds if share == 1 else int(binom.isf(UNLUCKY / nodes, rounds, share))
+    return max(most + (pushes and share < 1), 1)  # one may have no reply at the end
 
 
 def planned(config: Config, before: Spent) -> str:
@@ -140,14 +131,19 @@ def told(spent: Spent, config: Config) -> dict[str, Any]:
 @lru_cache(maxsize=8)
 def _least(spent: tuple[tuple[Mechanism, int], ...], delta: float) -> tuple[float, str]:
     """Return the smaller bound of epsilon, and the method that gives it."""
-    rdp = epsilon_by_rdp(dict(spent), delta)
-    pld = epsilon_by_pld(dict(spent), delta) if rdp <= SHARP else math.inf
-    return min((rdp, "RDP"), (pld, "PLD"))
+    rdp = epsilon_of(dict(spent), delta)
+    pld = epsilon_of(dict(spent), delta, PLD) if rdp <= SHARP else math.inf
+    return min((rdp, RDP), (pld, PLD))
 
 
 def listed(spent: Spent) -> list[list[float]]:
     """Return steps as lists of rate, noise and number."""
     return [[*each, number] for each, number in spent.items()]
+
+
+def _accountant(method: str) -> Any:
+    near = _dp().NeighboringRelation.REPLACE_SPECIAL
+    return _dp().rdp.RdpAccountant(ORDERS, near) if method == RDP else _dp().pld.PLDAccountant(near)
 
 
 def _event(spent: Spent) -> Any:

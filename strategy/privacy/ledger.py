@@ -25,7 +25,7 @@ from edgewire.conf.build import steps_of
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.privacy.accounting import (
     Mechanism,
-    expect_left,
+    budget_error,
     listed,
     most_steps,
     planned,
@@ -65,8 +65,9 @@ class Ledger(GridWrapper):
         self._config, self._each, path = config, steps_of(config), Path(folder) / FILE
         self._own = Mechanism(config.privacy.rate, config.privacy.noise)
         lines, self._before = read(path) if path.exists() else earlier(config)
-        expect_left(config.privacy, self._before)
         self._most = most_steps(config.privacy, self._own, self._before)
+        if self._most < self._each:
+            raise budget_error(config.privacy, self._before)
         self._steps: dict[int, int] = {}  # by node
         self._began = False
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,10 +12,9 @@ from edgewire.conf.privacy import Privacy
 from edgewire.conf.schema import ConfigError
 from edgewire.strategy.privacy.accounting import (
     ORDERS,
+    PLD,
     Mechanism,
-    epsilon_by_pld,
-    epsilon_by_rdp,
-    expect_left,
+    epsilon_of,
     most_steps,
     noise_for,
     planned_messages,
@@ -46,7 +45,7 @@ def test_epsilon_is_that_of_dp_accounting_and_of_the_closed_form(seed):
     for _ in range(10):
         q, z = random.choice([1.0, 10 ** random.uniform(-3, 0)]), random.uniform(0.4, 8)
         steps, delta = int(10 ** random.uniform(0, 4)), 10 ** random.uniform(-9, -2)
-        found = epsilon_by_rdp({Mechanism(q, z): steps}, delta)
+        found = epsilon_of({Mechanism(q, z): steps}, delta)
         event = dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(z))
         accountant = dp.rdp.RdpAccountant(ORDERS).compose(event, steps)
         assert found == pytest.approx(accountant.get_epsilon(delta), abs=1e-6, rel=1e-9)
@@ -66,8 +65,8 @@ def test_pld_is_that_of_dp_accounting_and_below_rdp():
     event = dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(2.0))
     accountant = dp.pld.PLDAccountant().compose(event, 200)
     spent = {Mechanism(0.05, 2.0): 200}
-    assert epsilon_by_pld(spent, 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), abs=1e-6)
-    assert epsilon_by_pld(spent, 1e-5) < epsilon_by_rdp(spent, 1e-5)
+    assert epsilon_of(spent, 1e-5, PLD) == pytest.approx(accountant.get_epsilon(1e-5), abs=1e-6)
+    assert epsilon_of(spent, 1e-5, PLD) < epsilon_of(spent, 1e-5)
 
 
 @settings(max_examples=2, deadline=None)
@@ -75,19 +74,19 @@ def test_pld_is_that_of_dp_accounting_and_below_rdp():
 def test_the_noise_and_the_steps_just_fit_the_budget(before, own, old, epsilon, delta, steps):
     privacy = Privacy(unit="sample", epsilon=epsilon, delta=delta, rate=own.rate)
     earlier = {before: old}
-    if epsilon_by_rdp(earlier, delta) >= epsilon:
+    if epsilon_of(earlier, delta) >= epsilon:
         with pytest.raises(ConfigError, match="is spent: earlier training has epsilon"):
-            expect_left(privacy, earlier)
+            noise_for(privacy, steps, earlier)
         return
     noise = noise_for(privacy, steps, earlier)
     found = Mechanism(own.rate, noise)
-    assert epsilon_by_rdp({**earlier, found: steps}, delta) <= epsilon
+    assert epsilon_of({**earlier, found: steps}, delta) <= epsilon
     less = Mechanism(own.rate, noise - 0.002)
-    assert epsilon_by_rdp({**earlier, less: steps}, delta) > epsilon
+    assert epsilon_of({**earlier, less: steps}, delta) > epsilon
     most = most_steps(privacy, found, earlier)
     assert most >= steps
-    assert epsilon_by_rdp({**earlier, found: most}, delta) <= epsilon
-    assert epsilon_by_rdp({**earlier, found: most + 1}, delta) > epsilon
+    assert epsilon_of({**earlier, found: most}, delta) <= epsilon
+    assert epsilon_of({**earlier, found: most + 1}, delta) > epsilon
 
 
 @pytest.mark.parametrize(
@@ -95,8 +94,9 @@ def test_the_noise_and_the_steps_just_fit_the_budget(before, own, old, epsilon, 
     [
         ("algorithm=fedavg rounds=20", 20),
         ("algorithm=fedavg rounds=200 strategy.fraction_train=0.1 nodes=100", 37),
-        ("algorithm=adacomp strategy.pushes=105 nodes=10", 12),
-        ("algorithm=adacomp strategy.pushes=100 nodes=10 strategy.most=1.5", 16),
+        ("algorithm=adacomp strategy.pushes=100 nodes=10", 21),
+        ("algorithm=adacomp strategy.pushes=100 nodes=10 strategy.most=1.5", 28),
+        ("algorithm=adacomp strategy.pushes=100 nodes=1", 100),
     ],
 )
 def test_the_messages_to_the_busiest_node_are_planned(words, messages):
@@ -109,5 +109,5 @@ def test_a_result_says_what_was_spent():
     found = told(spent, configured("algorithm=fedavg", *words))
     assert found["text"].endswith("at delta 1e-05 (50 rounds, q=0.05, z=2, after 30 earlier steps)")
     assert found["text"].startswith(f"epsilon {found['epsilon']:.2f} ")
-    assert found["epsilon"] == min(epsilon_by_rdp(spent, 1e-5), epsilon_by_pld(spent, 1e-5))
+    assert found["epsilon"] == min(epsilon_of(spent, 1e-5), epsilon_of(spent, 1e-5, PLD))
     assert (found["method"], found["budget"]) == ("PLD", 8.0)

@@ -10,7 +10,7 @@ from flwr.app import Message, RecordDict
 from edgewire.compression.flower.timed_grid import GridWrapper, TimedGrid
 from edgewire.conf.schema import ConfigError
 from edgewire.strategy.privacy import ledger
-from edgewire.strategy.privacy.accounting import Mechanism, epsilon_by_rdp
+from edgewire.strategy.privacy.accounting import Mechanism, epsilon_of
 from edgewire.strategy.privacy.ledger import FILE, BudgetSpent, Ledger, read
 from edgewire.strategy.run import checkpointer
 from edgewire.strategy.run.node_log import NodeLog
@@ -68,14 +68,14 @@ def test_a_line_is_on_the_disk_before_its_messages_are_sent(name, tmp_path, monk
     local_run(tmp_path, *WORDS, *STRATEGIES[name])
     found = result_of(tmp_path)["privacy"]
     assert found["spent"] == [[*OWN, max(pushed.values())]]
-    assert found["epsilon"] <= epsilon_by_rdp({OWN: max(pushed.values())}, 1e-5)
+    assert found["epsilon"] <= epsilon_of({OWN: max(pushed.values())}, 1e-5)
     assert {row["train_loss"] for row in history_of(tmp_path)} == {None}
     assert {node["train_loss"] for node in nodes_of(tmp_path)["nodes"]} == {None}
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_run_stops_before_it_exceeds_the_budget(name, tmp_path):
-    budget = epsilon_by_rdp({OWN: 5}, 1e-5)  # two messages of two steps
+    budget = epsilon_of({OWN: 5}, 1e-5)  # two messages of two steps
     local_run(tmp_path, *WORDS, *STRATEGIES[name], f"privacy.epsilon={budget}")
     result = result_of(tmp_path)
     assert result["privacy"]["spent"] == [[*OWN, 4]]
@@ -192,7 +192,7 @@ def test_a_node_with_a_new_id_counts_from_the_node_with_the_most_steps(tmp_path)
 
 def test_nothing_is_sent_if_the_budget_or_the_disk_is_too_small(tmp_path, monkeypatch):
     grid = RealTime(1, 2)
-    found = ledger_of(tmp_path, grid, f"privacy.epsilon={epsilon_by_rdp({OWN: 3}, 1e-5)}")
+    found = ledger_of(tmp_path, grid, f"privacy.epsilon={epsilon_of({OWN: 3}, 1e-5)}")
     found.get_node_ids()
     asked(found, 1)
     size = (tmp_path / FILE).stat().st_size
