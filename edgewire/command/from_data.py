@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from edgewire.command.engine import engine_for, job_of
 from edgewire.conf.load import HERE as CONF
 from edgewire.conf.load import typed
+from edgewire.conf.privacy import NONE
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, confine_data
 from edgewire.report.reader import read_json, readable
@@ -45,7 +46,7 @@ def from_data(composed: DictConfig, folder: Path, words: Iterable[str]) -> DictC
     `folder`: gets the files of a survey. `words`: the user's overrides. Raises `ConfigError` or
     `TaskError` in one line if the data that a value needs cannot be read.
     """
-    if typed(composed).privacy.on:
+    if composed.privacy.unit != NONE:
         composed = with_noise(composed)
     return with_objective(with_columns(composed, folder, words), folder)
 
@@ -208,7 +209,8 @@ def _default_metrics(config: Config, data: Data, counts: Tensor) -> list[str]:
     from edgewire.strategy.factory import asks_nodes, made
     from edgewire.task.objectives.metrics import default_metrics
 
-    known = counts.tolist() if config.dataset.own.get("_target_") == TABLE else []
+    table = config.dataset.own.get("_target_") == TABLE and not config.privacy.on
+    known = counts.tolist() if table else []
     majority = max(known, default=0.0) / max(sum(known), 1.0)
     asked = data.classes == 2 and asks_nodes(made(config))
     return default_metrics(data.classes, scores=not asked, majority=majority)

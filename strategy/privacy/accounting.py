@@ -100,13 +100,6 @@ def planned_messages(config: Config) -> int:
     return max(most + (pushes and share < 1), 1)  # one may have no reply at the end
 
 
-def planned(config: Config, before: Spent) -> str:
-    """Return the bound, in words, of a run that goes as planned after the steps `before`."""
-    own = Mechanism(config.privacy.rate, config.privacy.noise or math.inf)
-    steps = planned_messages(config) * steps_of(config)
-    return str(told(with_steps(before, own, steps), config)["text"])
-
-
 def told(spent: Spent, config: Config) -> dict[str, Any]:
     """Return what a result says of privacy. Steps of another mechanism are of earlier runs."""
     options, delta = config.privacy, config.privacy.delta

@@ -28,7 +28,7 @@ from edgewire.strategy.privacy.accounting import (
     budget_error,
     listed,
     most_steps,
-    planned,
+    planned_messages,
     told,
     with_steps,
 )
@@ -147,10 +147,12 @@ class Ledger(GridWrapper):
 
 
 def announced(config: Config, folder: Path) -> str:
-    """Return the bound of a run that begins, in words, or of one that goes on so far."""
+    """Return the bound of a run that begins, if all goes as planned, or of one that goes on."""
     if (folder / FILE).exists():
         return f"{told(read(folder / FILE)[1], config)['text']} so far"
-    return planned(config, earlier(config)[1])
+    own = Mechanism(config.privacy.rate, config.privacy.noise or math.inf)
+    steps = planned_messages(config) * steps_of(config)
+    return str(told(with_steps(earlier(config)[1], own, steps), config)["text"])
 
 
 def earlier(config: Config) -> tuple[bytes, dict[Mechanism, int]]:

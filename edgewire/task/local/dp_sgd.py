@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
@@ -53,17 +52,17 @@ class SecretDraws:
         cipher = Cipher(ChaCha20(os.urandom(32), bytes(16)), mode=None)
         self._stream = cipher.encryptor()
 
-    def uniform(self, size: int) -> NDArray[np.float64]:
-        """Return numbers (size,) between 0 and 1, multiples of 2^-53 plus 2^-54."""
+    def uniform(self, size: int) -> Tensor:
+        """Return numbers between 0 and 1, float64 (size,): multiples of 2^-53, plus 2^-54."""
         bits = np.frombuffer(self._stream.update(bytes(8 * size)), np.uint64) >> np.uint64(11)
-        return (bits.astype(np.float64) + 0.5) * 2.0**-53
+        return torch.from_numpy(bits.astype(np.float64)).add_(0.5).mul_(2.0**-53)
 
-    def normal(self, size: int) -> NDArray[np.float64]:
-        """Return standard normal numbers (size,), by the Box-Muller transform."""
+    def normal(self, size: int) -> Tensor:
+        """Return standard normal numbers, float64 (size,), by the Box-Muller transform."""
         half = (size + 1) // 2
-        radius = np.sqrt(-2 * np.log(self.uniform(half)))
-        angle = 2 * math.pi * self.uniform(half)
-        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+        radius = self.uniform(half).log_().mul_(-2).sqrt_()
+        angle = self.uniform(half).mul_(2 * math.pi)
+        return torch.cat([radius * angle.cos(), radius * angle.sin()])[:size]
 
 
 class _Loss(nn.Module):
@@ -106,22 +105,23 @@ class SampleGradients:
 
         self._gradients = vmap(grad(loss), in_dims=(None, None, 0, 0), randomness="different")
 
-    def total(self, batch: Batch, clip: float) -> NDArray[np.float64]:
-        """Return the sum of the samples' gradients (n,), each scaled to at most the norm `clip`.
+    def total(self, batch: Batch, clip: float) -> Tensor:
+        """Return the sum of the samples' gradients, each scaled to at most the norm `clip`.
 
-        A gradient with NaN or infinity, or whose norm is beyond float32, counts as 0.
+        It is float64 (n,), on the CPU. A gradient with NaN or infinity, or whose norm is beyond
+        float32, counts as 0.
         """
         self._flat.round_halves()
         named = self._loss.named_parameters()
         trained = {name: each.detach() for name, each in named if each.requires_grad}
         buffers = dict(self._loss.named_buffers())  # given back if the model replaces one
-        total = np.zeros(self._flat.num_parameters)
+        total = torch.zeros(self._flat.num_parameters, dtype=torch.float64)
         for start in range(0, count(batch[0]), self._chunk):
             few = [rows(each, start, start + self._chunk) for each in batch]
             with errors_as("privacy=sample: torch cannot vectorise the model", CURE):
                 found = self._gradients(trained, buffers, *few)
             flat = [each.flatten(1).float() for each in found.values()]
-            total += _clipped(flat, clip * (1 - ROUNDED)).cpu().double().numpy()
+            total += _clipped(flat, clip * (1 - ROUNDED)).cpu().double()
         return total
 
 
@@ -147,7 +147,7 @@ class DpSgd:
         inputs, targets = self._samples
         while True:
             drawn = SecretDraws().uniform(count(inputs)) < self._rate
-            index = torch.from_numpy(np.flatnonzero(drawn)).to(leaves(inputs)[0].device)
+            index = drawn.nonzero().flatten().to(leaves(inputs)[0].device)
             yield taken(inputs, index), taken(targets, index)
 
     def gradient(self, batch: Batch) -> Tensor:
@@ -157,18 +157,16 @@ class DpSgd:
         gaps between the float64 numbers that can be drawn (Mironov 2012).
         """
         total = self._gradients.total(batch, self._clip)
-        total += self._noise * self._clip * SecretDraws().normal(len(total))
-        mean = total / (self._rate * count(self._samples[0]))
-        return torch.from_numpy(mean.astype(np.float32))
+        total.add_(SecretDraws().normal(len(total)), alpha=self._noise * self._clip)
+        return total.div_(self._rate * count(self._samples[0])).float()
 
 
 def expect_separate(model: nn.Module) -> None:
     """Raise `TaskError` for a model with a layer that mixes the samples of a mini-batch."""
     for name, layer in model.named_modules():
-        statistics = (
-            isinstance(layer, _BatchNorm) or getattr(layer, "running_mean", None) is not None
-        )
-        if isinstance(layer, _NormBase) and layer.training and statistics:
+        if not isinstance(layer, _NormBase) or not layer.training:
+            continue
+        if isinstance(layer, _BatchNorm) or layer.running_mean is not None:
             raise TaskError(
                 f"privacy=sample needs a model whose layers treat each sample by itself, and {name}"
                 f" is a {type(layer).__name__}: take GroupNorm in its place, as model=resnet18_gn"
