@@ -69,6 +69,7 @@ def noise_for(privacy: Privacy, steps: int, before: Spent) -> float:
 
 def most_steps(privacy: Privacy, own: Mechanism, before: Spent) -> int:
     """Return how many steps of a mechanism stay within the budget after those `before`."""
+    _dp()  # if it is not installed, the error is before the run, also without a budget
     if (budget := privacy.epsilon) is None:
         return MOST_STEPS
 
@@ -106,11 +107,11 @@ def told(spent: Spent, config: Config) -> dict[str, Any]:
     epsilon, method = _least(tuple(spent.items()), delta)
     own = spent.get(Mechanism(options.rate, options.noise or math.inf), 0)
     earlier = sum(spent.values()) - own
-    unit = "messages" if "pushes" in config.strategy else "rounds"
-    words = f"{own / steps_of(config):.0f} {unit}, q={options.rate:g}, z={options.noise:g}"
+    unit, times = "message" if "pushes" in config.strategy else "round", own / steps_of(config)
+    words = f"{times:.0f} {unit}{'s' * (times != 1)}, q={options.rate:g}, z={options.noise:g}"
     words += f", after {earlier:,} earlier steps" * bool(earlier)
     return {
-        "text": f"epsilon {epsilon:.2f} at delta {delta:g} ({words})",
+        "text": f"epsilon {epsilon + 0.005:.2f} at delta {delta:g} ({words})",  # rounded up
         "unit": options.unit,
         "epsilon": epsilon,
         "method": method,

@@ -9,6 +9,9 @@ from flwr.app import Message, RecordDict
 
 from edgewire.compression.flower.timed_grid import GridWrapper, TimedGrid
 from edgewire.conf.schema import ConfigError
+from edgewire.report.card import write_card
+from edgewire.report.runs import run_with_result
+from edgewire.report.summary import answers
 from edgewire.strategy.privacy import ledger
 from edgewire.strategy.privacy.accounting import Mechanism, epsilon_of
 from edgewire.strategy.privacy.ledger import FILE, BudgetSpent, Ledger, read
@@ -69,6 +72,10 @@ def test_a_line_is_on_the_disk_before_its_messages_are_sent(name, tmp_path, monk
     found = result_of(tmp_path)["privacy"]
     assert found["spent"] == [[*OWN, max(pushed.values())]]
     assert found["epsilon"] <= epsilon_of({OWN: max(pushed.values())}, 1e-5)
+    line = f"{found['text']} by {found['method']}, for one sample of a node"
+    assert answers(run_with_result(tmp_path))["privacy"] == line
+    write_card(tmp_path)
+    assert f"Noise hides each training sample: {line}." in (tmp_path / "README.md").read_text()
     assert {row["train_loss"] for row in history_of(tmp_path)} == {None}
     assert {node["train_loss"] for node in nodes_of(tmp_path)["nodes"]} == {None}
 
