@@ -45,8 +45,8 @@ def main(grid: Grid, context: Context) -> None:
     nodes = None if lasting else MembershipGrid(bundled(grid), grid.run.run_id, most)
     folder, resume = output_of(context.run_config), bool(context.run_config.get("resume"))
     objective = objective_of(config)
-    measured, losses = objective.defined, not config.privacy.on
-    node_log = NodeLog(nodes or grid, folder, objective.main.name, measured, losses=losses)
+    node_log = NodeLog(nodes or grid, folder, objective.main.name, objective.defined)
+    node_log.losses = not config.privacy.on
     ledger = Ledger(node_log, config, folder) if config.privacy.on else None
     grid = OrderedGrid(ledger or node_log)
     if grid.virtual_seconds is None and (said := only_virtual(config.network)):
@@ -64,7 +64,8 @@ def main(grid: Grid, context: Context) -> None:
         return
     if resume and not folder:
         raise ConfigError("resume needs output=, the folder of the run to resume")
-    run = Run(config, grid, RunLog(folder, objective, anew=not resume), node_log, ledger)
+    run = Run(config, grid, RunLog(folder, objective, anew=not resume), node_log)
+    run.ledger = ledger
     if nodes is not None:
         nodes.strategy = run.strategy
     shutdown = GracefulShutdown(folder)

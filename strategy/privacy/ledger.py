@@ -54,14 +54,15 @@ class Ledger(GridWrapper):
     `folder`: the run's folder, whose file goes on. A new ledger begins with that of the run whose
     model this run trains on (`earlier`). The attribute `size` is the file's bytes.
 
-    Raises `ConfigError` without a folder, for a ledger that is damaged, and for a spent budget.
+    Raises `ConfigError` without a folder or noise, for a damaged ledger, and for a spent budget.
     """
 
     def __init__(self, grid: Grid, config: Config, folder: str) -> None:
         super().__init__(grid)
-        if not folder:
-            raise ConfigError("privacy= needs a folder for its ledger: run it by `python run.py`")
-        assert config.privacy.noise is not None  # `edgewire.conf.rules`
+        if not folder or config.privacy.noise is None:
+            raise ConfigError(
+                "privacy= needs its noise, and a folder for its ledger: `python run.py` finds both"
+            )
         self._config, self._each, path = config, steps_of(config), Path(folder) / FILE
         self._own = Mechanism(config.privacy.rate, config.privacy.noise)
         lines, self._before = read(path) if path.exists() else earlier(config)

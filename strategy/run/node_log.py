@@ -84,9 +84,10 @@ class NodeLog(GridWrapper):
 
     It changes no message. `folder`: the run's folder; "": no file is written. `metric`: the name of
     the run's main metric. `measured`: computes the metrics from the sums and the number of samples
-    in a reply to an evaluation; None: the reply holds them. `losses`: whether the nodes send the
-    losses of their training.
+    in a reply to an evaluation; None: the reply holds them.
     """
+
+    losses = True  # whether the nodes send the losses of their training
 
     def __init__(
         self,
@@ -94,10 +95,8 @@ class NodeLog(GridWrapper):
         folder: str,
         metric: str,
         measured: Callable[[Mapping[str, Any], Any], Mapping[str, float]] | None = None,
-        losses: bool = True,
     ) -> None:
         super().__init__(grid)
-        self._losses = losses
         self._folder = Path(folder) if folder else None
         self._metric, self._measured = metric, measured
         self.state = NodeLogState()
@@ -213,7 +212,7 @@ class NodeLog(GridWrapper):
             if trains(reply):
                 said = values_of(metrics)
                 activity.samples = _number(said.get(EXAMPLES), activity.samples)
-                if self._losses:
+                if self.losses:
                     activity.train_loss = _number(said.get(LOSS), activity.train_loss)
             else:
                 found: Mapping[str, Any] = {} if self._measured else metrics

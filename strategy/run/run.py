@@ -42,20 +42,11 @@ log = logging.getLogger("edgewire")
 
 
 class Run:
-    """Starts a run's strategy on the server, evaluates the model, and writes the result files.
+    """Starts a run's strategy on the server, evaluates the model, and writes the result files."""
 
-    `ledger`: of a run with differential privacy, whose nodes send no losses; else None.
-    """
+    ledger: Ledger | None = None  # of a run with differential privacy, whose nodes send no losses
 
-    def __init__(
-        self,
-        config: Config,
-        grid: OrderedGrid,
-        records: RunLog,
-        nodes: NodeLog,
-        ledger: Ledger | None = None,
-    ) -> None:
-        self.ledger = ledger
+    def __init__(self, config: Config, grid: OrderedGrid, records: RunLog, nodes: NodeLog) -> None:
         self.config, self.grid, self.records, self.nodes = config, grid, records, nodes
         self.data = server_data_of(config)
         self.model = FlatModel(model_of(config, self.data), config.device)

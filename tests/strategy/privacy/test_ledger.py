@@ -7,7 +7,7 @@ import shutil
 import pytest
 from flwr.app import Message, RecordDict
 
-from edgewire.compression.flower.timed_grid import GridWrapper, TimedGrid
+from edgewire.compression.flower.timed_grid import TimedGrid
 from edgewire.conf.schema import ConfigError
 from edgewire.report.card import write_card
 from edgewire.report.runs import run_with_result
@@ -212,7 +212,7 @@ def test_nothing_is_sent_if_the_budget_or_the_disk_is_too_small(tmp_path, monkey
     assert grid.sent == 1
 
 
-def test_a_run_without_a_folder_or_without_noise_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="needs a folder for its ledger"):
-        ledger_of("", RealTime(1))
-    assert isinstance(ledger_of(tmp_path, RealTime(1)), GridWrapper)
+@pytest.mark.parametrize(("folder", "words"), [("", ()), ("x", ["privacy.noise=null"])])
+def test_a_run_without_a_folder_or_without_noise_is_refused(folder, words, tmp_path):
+    with pytest.raises(ConfigError, match="needs its noise, and a folder for its ledger"):
+        ledger_of(folder and tmp_path / folder, RealTime(1), *words)
