@@ -1,6 +1,7 @@
 """Local training: computes a node's update from the server's model and the node's data."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import chain, islice, repeat
 from math import isfinite
 
@@ -30,13 +31,16 @@ from edgewire.conf.build import (
     optimizer_of,
     server_optimizer_of,
     share_of,
+    steps_of,
     vectors_of,
 )
 from edgewire.conf.check import codec_of, codecs_of
+from edgewire.conf.privacy import SAMPLE
 from edgewire.conf.schema import Config
 from edgewire.task.errors import TaskError
 from edgewire.task.flat_model import NUMPYS, PERSONAL, to_array
 from edgewire.task.local import LocalAlgorithm, LocalRun
+from edgewire.task.local.dp_sgd import DpSgd, SampleGradients
 from edgewire.task.process import configure_process
 from edgewire.task.rng import IsolatedRng, stream_seed
 from edgewire.task.steps import Batch, batches, evaluation_batch, summed
@@ -68,6 +72,7 @@ class Trainer:
         self._step = self.flat.step_of(self.optimizer)
         self.objective = objective_of(config)
         self.local = local_of(config)
+        self._dp = config.privacy.unit == SAMPLE
         self.single = not any(isinstance(m, _BatchNorm) for m in self.flat.module.modules())
         self.samples = Samples(config, self.data, folder)
         names = self.flat.names
@@ -128,11 +133,16 @@ class Trainer:
             group["lr"] = orders.lr
         generator = self.samples.generator(node, orders.number)
         run = self._local_run(orders, natives, state)
+        if self._dp:
+            run.private = self._private((inputs, targets))
         with self._layers_draws(node, orders.number):
             loss = self.local.train(
-                run, self.batches(inputs, targets, generator, orders.most_steps)
+                run, self.batches(inputs, targets, generator, orders.most_steps, run.private)
             )
         _expect_trained(self.local, run, loss)
+        if run.private is not None:
+            loss = self._no_loss
+            flat.reset(natives)  # a buffer that layers have changed tells of the samples
         flat.collect_state()
         if state is not None and (run.state or LOCAL in values_of(state)):
             # `detach`: `to_array` copies a tensor, and shares the memory of a parameter.
@@ -189,6 +199,13 @@ class Trainer:
         flat.load(model, natives)
         if not flat.module.training:
             flat.module.train()
+        if self._dp:
+            samples = self.samples.of(node, held_back=False)
+            private = self._private(samples)
+            with self._layers_draws(node, number):
+                noisy = private.gradient(next(private.batches())).numpy()
+            flat.reset(natives)  # as in `train`
+            return noisy, {LOSS: self._no_loss, EXAMPLES: count(samples[0]), STEPS: 1}
         x, y = self.samples.batch(node, number)
         flat.drop_grad()
         with self._layers_draws(node, number), self.local.precision(flat):
@@ -201,6 +218,21 @@ class Trainer:
             statistics = flat.state[len(gradient) :].detach().cpu().numpy()
             gradient = np.concatenate([gradient, statistics])
         return gradient, metrics
+
+    def _private(self, samples: Batch) -> DpSgd:
+        """Return the random mini-batches and noisy gradients of a node's samples."""
+        options = self.config.privacy
+        assert options.noise is not None  # `edgewire.conf.rules`
+        return DpSgd(self._sample_gradients, samples, options.rate, options.clip, options.noise)
+
+    @property
+    def _no_loss(self) -> float:
+        """What stands for the loss, which a server expects, and which would tell of the samples."""
+        return max(self.objective.least, 0.0)
+
+    @cached_property
+    def _sample_gradients(self) -> SampleGradients:
+        return SampleGradients(self.flat, self.objective, self.local.precision)
 
     def evaluate(
         self,
@@ -235,20 +267,27 @@ class Trainer:
         return IsolatedRng(self.device, stream_seed(self.config.seed, node.index, number) ^ 1)
 
     def batches(
-        self, inputs: Tensors, targets: Tensors, generator: torch.Generator, most: int = 0
+        self,
+        inputs: Tensors,
+        targets: Tensors,
+        generator: torch.Generator,
+        most: int = 0,
+        private: DpSgd | None = None,
     ) -> Iterator[Batch]:
         """Yield shuffled mini-batches: `local_epochs` epochs, or `local_steps` mini-batches.
 
-        `most`: the most steps of the optimiser; 0: no bound.
+        `most`: the most steps of the optimiser; 0: no bound. `private`: draws the mini-batches of a
+        run with privacy.
         """
         config = self.config
-        limit = config.local_steps
+        limit = config.local_steps if private is None else steps_of(config)
         epochs = repeat(None) if limit is not None else repeat(None, config.local_epochs)
         size, single = config.batch_size, self.single
         every = (batches(inputs, targets, size, generator, single=single) for _ in epochs)
         most *= self.local.accumulate  # a step of the optimiser takes as many mini-batches
         fewer = most if limit is None else min(limit, most)
-        return islice(chain.from_iterable(every), fewer if most else limit)
+        found = chain.from_iterable(every) if private is None else private.batches()
+        return islice(found, fewer if most else limit)
 
 
 def _expect_trained(local: LocalAlgorithm, run: LocalRun, loss: float) -> None:

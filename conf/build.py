@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,14 @@ def share_of(config: Config) -> float:
     fraction = float(config.strategy.get("fraction_train", 1.0))
     least = int(config.strategy.get("min_train_nodes", 1))
     return min(max(int(config.nodes * fraction), least, 1) / config.nodes, 1.0)
+
+
+def steps_of(config: Config) -> int:
+    """Return the number of mini-batches of one message with differential privacy."""
+    if config.strategy.get("update") == "gradient":
+        return 1
+    epochs = round(config.local_epochs / config.privacy.rate, 6)  # 1 / 0.1 is 10, and not more
+    return config.local_steps or math.ceil(epochs)
 
 
 def optimizer_of(config: Config, parameters: list[nn.Parameter]) -> Optimizer:

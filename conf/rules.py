@@ -66,6 +66,8 @@ def check(choice: Choice) -> None:
         check_flower(strategy, config)
     _check_receivers(choice)
     _expect(_messages(choice))
+    if config.privacy.on:
+        _expect(_private(choice))
 
 
 def check_flower(strategy: Strategy, config: Config) -> None:
@@ -147,6 +149,41 @@ def _methods(c: Choice) -> Rows:
         "strategy=qfedavg weights nodes by their losses, which must not be below 0; "
         f"those of {type(objective).__name__} may be": isinstance(s, QFedAvg)
         and objective.least < 0,
+    }
+
+
+def _private(c: Choice) -> Rows:
+    """Return the rows of what would send values of the samples that no noise covers."""
+    s, config, sparsifier = c.strategy, c.config, c.codecs.uplink.sparsifier
+    local, name = type(c.local), type(c.local).__name__
+    plain: Any = next(each for each in local.__mro__ if each.__name__ == "LocalAlgorithm")
+    own = local.train is not plain.train or local.loss is not plain.loss
+    by_loss = str(config.schedule["_target_"]).endswith(".ReduceOnPlateau")
+    by_loss = by_loss and config.schedule.get("metric", "train_loss") == "train_loss"
+    asks = [getattr(each, "fraction_evaluate", 0) for each in wrapped(s)]
+    says = "privacy=sample: "
+    return {
+        f"{says}privacy.noise= is not known: `python run.py` computes it from privacy.epsilon=": (
+            config.privacy.noise is None
+        ),
+        f"{says}a node of a cut model sends what its layers make of samples, without noise: "
+        "choose a strategy that sends models": not getattr(s, "sends_models", True),
+        f"{says}nodes would send exact metrics of their samples: give "
+        "strategy.fraction_evaluate=0": any(asks),
+        f"{says}strategy=qfedavg weights nodes by their losses, which are not sent: choose "
+        "another strategy": any(isinstance(each, QFedAvg) for each in wrapped(s)),
+        f"{says}the sparsifier {sparsifier.name} chooses by the loss, which has no noise: choose "
+        "another compression=": sparsifier.repeats and getattr(sparsifier, "keep", "") != "random",
+        f"{says}the training loss is not sent, so it cannot set the learning rate: give another "
+        "schedule.metric=": by_loss,
+        f"{says}{name} has a train() or loss() of its own, to which no noise is added: override "
+        "begin, correct and end": own,
+        f"{says}the scale of float16 depends on the samples: give local.autocast=bfloat16 or "
+        "null": c.local.autocast == "float16",
+        f"{says}the loss of {type(c.objective).__name__} is one of whole mini-batches, so a "
+        "sample has no gradient of its own: choose another objective=": c.objective.batch_loss,
+        f"{says}objective.class_weights weights the samples of a mini-batch against each other: "
+        "drop it": config.objective.get("class_weights"),
     }
 
 

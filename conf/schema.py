@@ -25,6 +25,7 @@ from edgewire.compression.screening import Screening
 from edgewire.compression.validation import FOREVER
 from edgewire.conf.network import Network
 from edgewire.conf.option_group import bounded
+from edgewire.conf.privacy import Privacy
 from edgewire.task.errors import described
 
 
@@ -184,6 +185,7 @@ class Config:
     engine: Any = MISSING
     logger: Any = field(default_factory=dict)
     screen: Screening = field(default_factory=Screening)
+    privacy: Privacy = field(default_factory=Privacy)
 
     nodes: int = bounded(10, at_least=1)
     rounds: int = bounded(10, at_least=1)

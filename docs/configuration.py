@@ -21,13 +21,19 @@ from edgewire.compression.registry import STAGES, get, names, option_fields
 from edgewire.compression.screening import Screening
 from edgewire.conf.load import HERE, compose_config
 from edgewire.conf.network import DeviceClass, Network
+from edgewire.conf.privacy import Privacy
 from edgewire.conf.schema import CompressionConfig, Config, DatasetConfig, ModelConfig
 from edgewire.report.runs import as_text, dotted
 
 PAGE = Path(__file__).with_name("configuration.md")
 COMMAND = "python -m docs.configuration"
 BEGIN = "## The run"  # the page is generated from this line on
-SCHEMAS: dict[str, type] = {"dataset": DatasetConfig, "model": ModelConfig, "network": Network}
+SCHEMAS: dict[str, type] = {
+    "dataset": DatasetConfig,
+    "model": ModelConfig,
+    "network": Network,
+    "privacy": Privacy,
+}
 CUT = (
     "If the layers of a model are divided among nodes (`strategy=synthetic_gradients` or "
     "`strategy=split_backprop`), the group `compression` applies to the activations that nodes "
@@ -53,7 +59,7 @@ it adds its next update; null: 1.
 `exact_steps`: the values of the first so many updates are sent as float32; null: 0.
 """
 PRESETS = ("algorithm", "task")  # groups whose files set options of other groups
-VALUES = ("compression", "downlink", "model", "network")  # choices without a class
+VALUES = ("compression", "downlink", "model", "network", "privacy")  # choices without a class
 KINDS = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}
 ABSURD: dict[type, Any] = {int: -(10**9), float: -1e9, str: "?"}  # always refused
 
@@ -122,7 +128,12 @@ def _allowed(schema: type, kind: Any, field: Field[Any]) -> str:
     if field.default is not MISSING and not field.metadata:
         return _accepted(schema, field)
     said = _kind(kind)
-    for key, words in (("at_least", "at least"), ("above", "above"), ("below", "below")):
+    for key, words in (
+        ("at_least", "at least"),
+        ("above", "above"),
+        ("at_most", "at most"),
+        ("below", "below"),
+    ):
         if key in field.metadata:
             said += f", {words} {field.metadata[key]:,}"
     return said

@@ -17,6 +17,7 @@ from edgewire.conf.trust import output_of
 from edgewire.protocol.choose_grid import bundled
 from edgewire.protocol.run_ended import was_stopped
 from edgewire.strategy.ordered_grid import OrderedGrid, count_nodes
+from edgewire.strategy.privacy.ledger import BudgetSpent, Ledger
 from edgewire.strategy.run.checkpoint_file import forget
 from edgewire.strategy.run.checkpointer import CheckpointedGrid, RunCheckpointer
 from edgewire.strategy.run.graceful_shutdown import GracefulShutdown
@@ -45,7 +46,9 @@ def main(grid: Grid, context: Context) -> None:
     folder, resume = output_of(context.run_config), bool(context.run_config.get("resume"))
     objective = objective_of(config)
     node_log = NodeLog(nodes or grid, folder, objective.main.name, objective.defined)
-    grid = OrderedGrid(node_log)
+    node_log.losses = not config.privacy.on
+    ledger = Ledger(node_log, config, folder) if config.privacy.on else None
+    grid = OrderedGrid(ledger or node_log)
     if grid.virtual_seconds is None and (said := only_virtual(config.network)):
         raise ConfigError(
             f"these nodes' time is real, and nothing emulates {said}; `python run.py` has a "
@@ -62,6 +65,7 @@ def main(grid: Grid, context: Context) -> None:
     if resume and not folder:
         raise ConfigError("resume needs output=, the folder of the run to resume")
     run = Run(config, grid, RunLog(folder, objective, anew=not resume), node_log)
+    run.ledger = ledger
     if nodes is not None:
         nodes.strategy = run.strategy
     shutdown = GracefulShutdown(folder)
@@ -73,6 +77,8 @@ def main(grid: Grid, context: Context) -> None:
     try:
         with shutdown if checkpointer.folder else nullcontext():
             run.start()
+    except BudgetSpent as spent:
+        run.finish(stopped=str(spent))
     except PayloadError as error:  # write the last model and the reason why the run stopped
         with suppress(OSError):
             run.finish(stopped=str(error))
@@ -82,7 +88,8 @@ def main(grid: Grid, context: Context) -> None:
             run.finish(stopped=why(error, wanted=shutdown.wanted), measure=False)
         shutdown.go()  # a delayed signal now ends the process
         raise
-    run.finish()
+    else:
+        run.finish()
     forget(folder)
     shutdown.go()  # a delayed signal also ends a sweep before its next run
 

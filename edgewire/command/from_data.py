@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from edgewire.command.engine import engine_for, job_of
 from edgewire.conf.load import HERE as CONF
 from edgewire.conf.load import typed
+from edgewire.conf.privacy import NONE
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, confine_data
 from edgewire.report.reader import read_json, readable
@@ -45,7 +46,35 @@ def from_data(composed: DictConfig, folder: Path, words: Iterable[str]) -> DictC
     `folder`: gets the files of a survey. `words`: the user's overrides. Raises `ConfigError` or
     `TaskError` in one line if the data that a value needs cannot be read.
     """
+    if composed.privacy.unit != NONE:
+        composed = with_noise(composed)
     return with_objective(with_columns(composed, folder, words), folder)
+
+
+def with_noise(composed: DictConfig) -> DictConfig:
+    """Return a configuration with the least noise that keeps the run within its privacy budget.
+
+    Raises `ConfigError` for values that would be computed from the samples without noise, and for
+    a budget that is spent.
+    """
+    from edgewire.conf.build import steps_of
+    from edgewire.strategy.privacy.accounting import noise_for, planned_messages
+    from edgewire.strategy.privacy.ledger import earlier
+
+    config = typed(composed)
+    own = config.dataset.own
+    table = own.get("_target_") == TABLE and own.get("columns") in (None, SURVEY)
+    scaled = own.get("standardize") and own.get("mean") is None
+    if table or scaled or config.objective.get("class_weights") == BALANCED:
+        raise ConfigError(
+            "privacy=sample: means, ranges and class weights of the samples would be sent without "
+            "noise: give those of public data, as dataset.columns=FILE, or dataset.mean= and std="
+        )
+    if config.privacy.noise is not None:
+        return composed
+    steps = planned_messages(config) * steps_of(config)
+    noise = noise_for(config.privacy, steps, earlier(config)[1])
+    return cast(DictConfig, OmegaConf.merge(composed, {"privacy": {"noise": noise}}))
 
 
 def with_columns(composed: DictConfig, folder: Path, words: Iterable[str]) -> DictConfig:
@@ -180,7 +209,8 @@ def _default_metrics(config: Config, data: Data, counts: Tensor) -> list[str]:
     from edgewire.strategy.factory import asks_nodes, made
     from edgewire.task.objectives.metrics import default_metrics
 
-    known = counts.tolist() if config.dataset.own.get("_target_") == TABLE else []
+    table = config.dataset.own.get("_target_") == TABLE and not config.privacy.on
+    known = counts.tolist() if table else []
     majority = max(known, default=0.0) / max(sum(known), 1.0)
     asked = data.classes == 2 and asks_nodes(made(config))
     return default_metrics(data.classes, scores=not asked, majority=majority)

@@ -141,6 +141,10 @@ def run(composed: DictConfig, folder: Path) -> None:
                     f"{human_bytes(cost['uplink_bytes'])} about their columns",
                     markup=False,
                 )
+    if config.privacy.on:
+        from edgewire.strategy.privacy.ledger import announced  # as `prepare`, it imports torch
+
+        screen.print(f"privacy    {announced(config, folder)}", markup=False, soft_wrap=True)
     given = {word.lstrip("+").partition("=")[0] for word in hydra.overrides.task}
     if "rounds" in given and "pushes" in config.strategy:
         log.warning(
@@ -149,6 +153,8 @@ def run(composed: DictConfig, folder: Path) -> None:
         )
     codecs = (config.compression, config.downlink)
     takes = any(each.sparsifier == "energy" and each.fidelity is not None for each in codecs)
+    if "batch_size" in given and config.privacy.on:
+        log.warning("batch_size= has no effect: privacy.rate= draws the mini-batches")
     if "fidelity" in given and not takes:
         log.warning("fidelity= has no effect: compression=edgewire and downlink=edgewire have it")
     task = job_of(config, composed, folder)
@@ -284,6 +290,7 @@ def prepare(config: Config) -> dict[str, Any]:
     from edgewire.strategy.factory import asks_nodes, fit, made
     from edgewire.strategy.lr_schedule import Schedule
     from edgewire.task.flat_model import expect_tensors
+    from edgewire.task.local.dp_sgd import expect_private
     from edgewire.task.steps import expect_fits, expect_trains
 
     scheme = made(config)  # this check needs no data; the checks below need data
@@ -299,6 +306,11 @@ def prepare(config: Config) -> dict[str, Any]:
     fit(scheme, config, data)
     if len(data.train) and asks_nodes(scheme):
         expect_fits(model, objective, data, mean=True)
+    if config.privacy.on and (samples := len(data.train)):
+        if config.privacy.delta >= 1 / samples:
+            text = "privacy.delta=%g allows that a sample is sent whole: give one well below 1/%d"
+            log.warning(text, config.privacy.delta, samples)
+        expect_private(model, objective, built.local_of(config).precision, data)
     Schedule(config.schedule, config.lr, objective).step(loss=1.0)
     if len(data.train):
         samples = min(config.batch_size, len(built.partition_of(config, data).indices(0)))

@@ -15,7 +15,7 @@ from edgewire.report.format import NOTHING, markdown_table, one_line
 from edgewire.report.node_table import nodes_of
 from edgewire.report.reader import readable, reading
 from edgewire.report.runs import Row, Run, number, read_overrides, read_result, run_of
-from edgewire.report.summary import NAME, answers, data_name, trained
+from edgewire.report.summary import NAME, answers, data_name, privacy_told, trained
 from edgewire.task.metric import main_of
 from edgewire.task.model_file import MODEL, said_in
 
@@ -49,8 +49,11 @@ Or `python run.py predict RUN FILE` and `python run.py export RUN onnx`.
 
 * The values are of test samples from the same source as the training samples. Measure the model on
   your own samples before you rely on it. A class or a node with few samples may fare worse.
-* Nothing hides what single samples have taught the model: federated training keeps samples at
-  their nodes, and is no proof of privacy."""
+* {privacy}"""
+PLAIN = """Nothing hides what single samples have taught the model: federated training keeps
+  samples at their nodes, and is no proof of privacy."""
+PRIVATE = """Noise hides each training sample: {}. Other models that were trained on the same
+  samples are not counted, and neither are several samples of one person."""
 
 
 def write_card(folder: Path) -> None:
@@ -100,7 +103,9 @@ def _parts(run: Run, result: Row, folder: Path) -> Iterator[str]:
     # A card goes to others, and a path may name a user.
     given |= {key: _hidden(given[key]) for key in PATHS if key in given}
     command = shlex.join(["python", "run.py", *(f"{key}={text}" for key, text in given.items())])
-    yield USE.format(command=one_line(command.replace("`", "'"), 1000))
+    bound = privacy_told(result)
+    privacy = PRIVATE.format(_text(bound, 200)) if bound else PLAIN
+    yield USE.format(command=one_line(command.replace("`", "'"), 1000), privacy=privacy)
 
 
 def _hidden(path: str) -> str:

@@ -149,6 +149,7 @@ def answers(run: Run) -> dict[str, str]:
         "stopped": one_line(f"after {at}: {stopped}") if stopped else "",
         "diverged": f"the model has diverged in {at}" if result.get("diverged") else "",
         main.name: _measured(run, main),
+        "privacy": privacy_told(result),
         "classes": _worst_class(run),
         "up, down": bytes_told(result),
         **_over_a_link(run),
@@ -269,6 +270,13 @@ def _worst_class(run: Run) -> str:
     weights = rare and run.configuration.get("objective.class_weights") == "null"
     hint = "; objective.class_weights=balanced may help" * weights
     return f'{text}, {table[at][wrong]:,} taken for "{name[wrong]}"{hint}'
+
+
+def privacy_told(result: Mapping[str, Any]) -> str:
+    """Return a run's epsilon and delta, and its accountant; "" without differential privacy."""
+    found = _mapping(result, "privacy")
+    words = (one_line(str(found.get(key)), WIDTH) for key in ("text", "method", "unit"))
+    return "{} by {}, for one {} of a node".format(*words) if found else ""
 
 
 def bytes_told(result: Row) -> str:

@@ -32,6 +32,7 @@ from edgewire.report.runs import (
     varying,
     whole_bytes,
 )
+from edgewire.report.runs import number as finite
 from edgewire.task.metric import Metric
 
 Each = TypeVar("Each")
@@ -40,7 +41,7 @@ LONGEST_CELL = 32_000  # characters of a cell in a CSV file
 # the columns of the table after a sweep, and without `--wide`; beside them the main metrics
 SHOWN = (
     *("runs", "reached at", "payloads until then", "ratio up", "ratio down"),
-    *("sent up", "sent down", "virtual time", "time"),
+    *("sent up", "sent down", "epsilon", "virtual time", "time"),
 )
 
 
@@ -138,6 +139,12 @@ def payload(result: dict[str, Any]) -> float:
     return float(result["uplink_bytes"] / max(result["client_updates"], 1))
 
 
+def epsilon(result: dict[str, Any]) -> float | None:
+    """Return a run's epsilon; None without differential privacy."""
+    found = result.get("privacy")
+    return finite(found.get("epsilon")) if isinstance(found, dict) else None
+
+
 def _with_deviation(key: str, share: bool = True) -> Callable[[Group], Cell]:
     """Show the mean of a number with its sample standard deviation; a share in %."""
 
@@ -165,6 +172,7 @@ def _until(key: str, form: Callable[[float], str]) -> Callable[[TableRow], Cell]
 # the page's explanations of heads
 SENT, FAILED = "all bytes of a run, mean of the runs", "failed or refused replies, mean of the runs"
 RATIO = "bytes of Flower without compression, divided by the bytes sent"
+EPSILON = "of differential privacy, mean of the runs"
 # The bytes are those of whole messages, but for "payload an update" and "payloads until then".
 # The ratios are compression ratios.
 COLUMNS: dict[str, Column] = {
@@ -184,6 +192,7 @@ COLUMNS: dict[str, Column] = {
         ),
         Column("sent up", mean(sent("uplink"), human_bytes), help=SENT),
         Column("sent down", mean(sent("downlink"), human_bytes), help=SENT),
+        Column("epsilon", mean(epsilon, "{:.3g}".format), help=EPSILON),
         Column("updates", mean("client_updates", "{:.10g}".format)),
         Column("failed", mean("failures", "{:,.10g}".format), help=FAILED),
         Column("virtual time", mean("virtual_seconds", human_seconds)),

@@ -305,7 +305,7 @@ class FlatModel:
         # A layer may use the parameters of a layer inside it without calling that layer.
         for module in self.module.modules() if halves else ():
             if any(id(parameter) in halves for parameter in module.parameters()):
-                module.register_forward_pre_hook(lambda *_: self._round())
+                module.register_forward_pre_hook(lambda *_: self.round_halves())
 
     def step_of(self, optimizer: Optimizer) -> Callable[[Optimizer], Any]:
         """Return the step of an optimiser of `parameters`, a function of the optimiser.
@@ -324,7 +324,7 @@ class FlatModel:
     def _stepped(self) -> None:
         self._rounded = -1
 
-    def _round(self) -> None:
+    def round_halves(self) -> None:
         """Round the masters to their parameters' types if an optimiser has changed the masters."""
         version = self.parameters._version + self.state._version
         if version == self._rounded:
@@ -394,7 +394,7 @@ class FlatModel:
             self._personal.copy_(self._first_personal)
         if self._halves:
             self._rounded = -1
-            self._round()
+            self.round_halves()
         self.reset(natives)
         for name, tensor in self._own if own else ():
             put_array(tensor, own[name])

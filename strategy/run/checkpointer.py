@@ -26,6 +26,7 @@ log = getLogger("edgewire")
 PAUSE = 60.0  # seconds from a failed checkpoint to the next attempt
 SHARE = 0.02  # the largest share of a run's time that is used for checkpoints
 RUN, STRATEGY, GRID, NODES = "run", "strategy", "grid", "nodes"  # parts of a checkpoint
+LEDGER = "ledger"  # a part: the bytes of the ledger of privacy
 # Options that a resume may change. The files may have moved.
 FREE = ("checkpoint_every", "verbose", "engine", "device", "dataset.root", "model.file")
 
@@ -134,6 +135,8 @@ class RunCheckpointer:
             found[GRID] = to_bytes(self._lasting.save())
         if self._nodes is not None:
             found[NODES] = to_bytes(self._nodes.state(done))
+        if self._run.ledger is not None:
+            found[LEDGER] = str(self._run.ledger.size).encode()
         return found
 
     def _state(self) -> RunState:
@@ -170,6 +173,8 @@ class RunCheckpointer:
             expect_same_config(
                 folder, run.config, json.loads(state.config), self._lasting is not None
             )
+            if run.ledger is not None:
+                run.ledger.expect(int(parts[LEDGER]))
             strategy.load(parts[STRATEGY])
             if self._lasting is not None:
                 kind: type[Any] = type(self._lasting.save())

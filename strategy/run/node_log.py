@@ -87,6 +87,8 @@ class NodeLog(GridWrapper):
     in a reply to an evaluation; None: the reply holds them.
     """
 
+    losses = True  # whether the nodes send the losses of their training
+
     def __init__(
         self,
         grid: Grid,
@@ -210,7 +212,8 @@ class NodeLog(GridWrapper):
             if trains(reply):
                 said = values_of(metrics)
                 activity.samples = _number(said.get(EXAMPLES), activity.samples)
-                activity.train_loss = _number(said.get(LOSS), activity.train_loss)
+                if self.losses:
+                    activity.train_loss = _number(said.get(LOSS), activity.train_loss)
             else:
                 found: Mapping[str, Any] = {} if self._measured else metrics
                 with suppress(Exception):  # a hostile reply may hold anything

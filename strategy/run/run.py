@@ -27,6 +27,7 @@ from edgewire.conf.schema import Config
 from edgewire.strategy.factory import asks_nodes, expect_named, made
 from edgewire.strategy.lr_schedule import Schedule
 from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.privacy.ledger import Ledger
 from edgewire.strategy.run.node_log import NodeLog
 from edgewire.strategy.run.run_log import RunLog
 from edgewire.task.datasets import Data
@@ -42,6 +43,8 @@ log = logging.getLogger("edgewire")
 
 class Run:
     """Starts a run's strategy on the server, evaluates the model, and writes the result files."""
+
+    ledger: Ledger | None = None  # of a run with differential privacy, whose nodes send no losses
 
     def __init__(self, config: Config, grid: OrderedGrid, records: RunLog, nodes: NodeLog) -> None:
         self.config, self.grid, self.records, self.nodes = config, grid, records, nodes
@@ -105,7 +108,8 @@ class Run:
         elif last or server_round % self.config.eval_every == 0:
             metrics = MetricRecord({**self._measure(arrays)})
         trained = self.strategy.train_metrics if server_round else None
-        train_loss = None if trained is None else float(trained["loss"])
+        known = trained if self.ledger is None else None
+        train_loss = None if known is None else float(known["loss"])
         self.records.add(
             {
                 "round": server_round,
@@ -208,6 +212,7 @@ class Run:
                 "ended": stopped or "finished",
                 **traffic.as_dict(),
                 **getattr(self.strategy, "outcome", dict)(),
+                **(self.ledger.outcome() if self.ledger else {}),
             },
             self.weights(),
             self.model.state,

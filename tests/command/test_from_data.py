@@ -5,9 +5,13 @@ import pytest
 from omegaconf import OmegaConf
 from sklearn.utils.class_weight import compute_class_weight
 
+from edgewire.command.from_data import from_data, with_noise
 from edgewire.conf.build import data_of
+from edgewire.conf.privacy import Privacy
+from edgewire.conf.schema import ConfigError
 from edgewire.report.runs import read_run
-from tests.runs import configured, history_of, result_of
+from edgewire.strategy.privacy.accounting import noise_for
+from tests.runs import composed, configured, history_of, result_of
 
 QUICKER = ["rounds=2", "nodes=2", "engine.workers=1"]
 
@@ -152,3 +156,26 @@ def test_a_tables_columns_decide_the_model_the_objective_and_the_metric(command,
     code, printed, _ = command(*words, "dataset.target=income")
     assert code == 2
     assert printed.err.splitlines()[-1] == "then add: dataset.drop_missing=true"
+
+
+PRIVATE = ["privacy=sample", "privacy.noise=1"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["dataset=csv"], ["dataset=table"], ["dataset=table", "dataset.columns=survey"],
+     ["dataset=digits", "objective.class_weights=balanced"]],
+)  # fmt: skip
+def test_nothing_is_learned_from_samples_that_are_private(words, tmp_path):
+    with pytest.raises(ConfigError, match="would be sent without noise: give those of public data"):
+        from_data(composed(*words, *PRIVATE), tmp_path, words)
+
+
+def test_noise_that_is_given_stays_and_other_noise_is_found(tmp_path):
+    words = ["dataset=csv", "dataset.mean=[0,0,0]", "dataset.std=[1,1,1]"]
+    found = from_data(composed("dataset=digits", *PRIVATE), tmp_path, ())
+    assert found.privacy.noise == 1
+    assert with_noise(composed(*words, *PRIVATE)).privacy.noise == 1
+    pytest.importorskip("dp_accounting")
+    found = with_noise(composed("algorithm=fedavg", "rounds=7", "privacy=sample"))
+    assert noise_for(Privacy(unit="sample", epsilon=8.0), 70, {}) == found.privacy.noise

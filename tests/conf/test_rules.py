@@ -27,6 +27,7 @@ MASKED = "algorithm=cesgd strategy.mask_received=true"
 EF21, ADAM = "algorithm=ef21_sgdm", "algorithm=one_bit_adam"
 KEPT = "personal=batchnorm dataset.holdout=0.2 strategy.fraction_evaluate=1"
 PLANNED = "algorithm=edgewire strategy.deadline=1"
+PRIVATE = "privacy=sample privacy.noise=1"
 REFUSED = [  # overrides, and a part of the error
     ("algorithm=esgd strategy.fraction_train=0", "not one of nodes=4 would train"),
     ("algorithm=esgd strategy.min_train_nodes=5", "strategy.min_train_nodes must be from 0 to"),
@@ -110,6 +111,15 @@ REFUSED = [  # overrides, and a part of the error
     ("algorithm=edgewire personal=[a] dataset.holdout=0.2", "give dataset.holdout=0.2 strategy.fr"),
     ("personal=[a] strategy.fraction_evaluate=1", "give dataset.holdout=0.2 strategy.fraction_ev"),
     ("algorithm=edgewire strategy.fraction_evaluate=2", "fraction_evaluate must be a number of at"),
+    ("privacy=sample", "privacy.noise= is not known"),
+    (f"{CUT} {PRIVATE}", "a node of a cut model sends what its layers make of samples"),
+    (f"{PRIVATE} strategy=fedavg strategy.fraction_evaluate=0.5", "strategy.fraction_evaluate=0"),
+    (f"{PRIVATE} strategy=qfedavg", "weights nodes by their losses"),
+    (f"{PRIVATE} algorithm=esgd", "the sparsifier esgd chooses by the loss"),
+    (f"{PRIVATE} algorithm=cesgd", "the sparsifier cesgd chooses by the loss"),
+    (f"{PRIVATE} schedule=plateau", "give another schedule.metric="),
+    (f"{PRIVATE} local.autocast=float16", "give local.autocast=bfloat16 or null"),
+    (f"{PRIVATE} objective.class_weights=[1,2]", "objective.class_weights weights the samples"),
     (f"{CUT} compact_records=true", "compact_records=true is for messages with models"),
     ("algorithm=fedavg compression@gradients=topk", "gradients= is for activations' gradients"),
     *((f"{words} {group}.coder=context", "coder=context is for") for words, group in (

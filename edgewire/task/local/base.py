@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from edgewire.task.errors import TaskError
 from edgewire.task.flat_model import FlatModel
+from edgewire.task.local.dp_sgd import DpSgd
 from edgewire.task.objectives import Objective
 from edgewire.task.steps import Batch
 
@@ -37,6 +38,7 @@ class LocalRun:
       by name: the server's before training. The algorithm sets those that the node reports.
     - `temporary`: tensors by name, which are deleted after this training.
     - `steps`: the number of the optimiser's steps so far.
+    - `private`: makes the gradients of mini-batches private; None: it is a run without that.
     """
 
     flat: FlatModel
@@ -51,6 +53,7 @@ class LocalRun:
     temporary: dict[str, Tensor] = field(default_factory=dict)
     steps: int = 0
     lost: bool = False
+    private: DpSgd | None = None
 
     @property
     def module(self) -> nn.Module:
@@ -169,9 +172,16 @@ class LocalAlgorithm:
 
         `scale`: the two numbers of `SCALE`. It is halved until the gradient is finite. Torch's
         GradScaler skips such a step, and a node with few mini-batches would then skip all of them.
+
+        With `run.private` the sum is 0: the loss would tell of the samples.
         """
         while True:
             run.flat.zero_grad()
+            if run.private is not None:
+                for batch in group:
+                    noisy = run.private.gradient(batch).to(run.gradient.device)
+                    run.gradient.add_(noisy, alpha=1 / len(group))
+                return torch.zeros((), device=run.gradient.device)
             total: Tensor | None = None
             for batch in group:
                 loss = self.loss(run, batch)

@@ -1,0 +1,191 @@
+"""DP-SGD: noisy gradients of random mini-batches, which hide each single sample of a node.
+
+Abadi et al. 2016, "Deep learning with differential privacy", Algorithm 1. In each step, each sample
+is in the mini-batch with the probability q, independently of the others. The gradient of each
+sample is clipped to the L2 norm C, and the normal noise of the deviation z C is added to their sum.
+What is computed from the noisy gradients needs no more noise.
+
+The guarantee is for data sets that differ in one sample, which is replaced by one without a
+gradient. So the number n of the node's samples is not hidden, and the sum can be divided by q n.
+"""
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from edgewire.task.datasets import Data
+from edgewire.task.errors import TaskError, errors_as
+from edgewire.task.flat_model import FlatModel
+from edgewire.task.objectives import Objective
+from edgewire.task.rng import CPU, IsolatedRng
+from edgewire.task.tensors import Tensors, count, leaves, mapped, rows, taken
+
+Batch = tuple[Tensors, Tensors]  # as in `edgewire.task.steps`, which imports more
+Precision = Callable[[FlatModel], AbstractContextManager[Any]]
+CHUNK_BYTES, CHUNK = 64 << 20, 256  # the most bytes and samples of gradients in memory at once
+# Sums of clipped gradients are rounded to float32, which may change them by less than this share
+# of the clipping norm: it is lowered by it.
+ROUNDED = 1e-3
+CURE = ": it must neither branch on values (if, item()) nor change buffers in place"
+
+
+class SecretDraws:
+    """Random numbers that nobody can compute from others of them, nor from the run's seed.
+
+    They are made of the key stream of ChaCha20 with a new key of 256 bits from the system's
+    generator. A seed of 64 bits could be found by trying all, and two of 2^32 nodes' seeds would
+    probably be equal: then the difference of their updates has no noise.
+    """
+
+    def __init__(self) -> None:
+        cipher = Cipher(ChaCha20(os.urandom(32), bytes(16)), mode=None)
+        self._stream = cipher.encryptor()
+
+    def uniform(self, size: int) -> Tensor:
+        """Return numbers between 0 and 1, float64 (size,): multiples of 2^-53, plus 2^-54."""
+        bits = np.frombuffer(self._stream.update(bytes(8 * size)), np.uint64) >> np.uint64(11)
+        return torch.from_numpy(bits.astype(np.float64)).add_(0.5).mul_(2.0**-53)
+
+    def normal(self, size: int) -> Tensor:
+        """Return standard normal numbers, float64 (size,), by the Box-Muller transform."""
+        half = (size + 1) // 2
+        radius = self.uniform(half).log_().mul_(-2).sqrt_()
+        angle = self.uniform(half).mul_(2 * math.pi)
+        return torch.cat([radius * angle.cos(), radius * angle.sin()])[:size]
+
+
+class _Loss(nn.Module):
+    """The loss of an objective as a module, so that the model's parameters can be arguments."""
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model = model
+        self._of = objective.loss
+
+    def forward(self, inputs: Tensors, targets: Tensors) -> Tensor:
+        return self._of(self.model, inputs, targets)
+
+
+class SampleGradients:
+    """Computes sums of clipped gradients of single samples for a model.
+
+    The loss of a sample is the objective's loss of a mini-batch of this sample alone. Random layers
+    such as dropout draw anew for each sample. `precision`: returns the context in which the layers
+    compute. Raises `TaskError` for a model that mixes samples; `total` does for one that torch
+    cannot vectorise.
+    """
+
+    def __init__(
+        self,
+        flat: FlatModel,
+        objective: Objective,
+        precision: Precision,
+    ) -> None:
+        expect_separate(flat.module)
+        self._flat, self._loss, size = flat, _Loss(flat.module, objective), flat.num_parameters
+        self._chunk = max(min(CHUNK, CHUNK_BYTES // (4 * max(size, 1))), 1)
+        warnings.filterwarnings("ignore", "There is a performance drop")  # torch's, for LSTMs
+
+        def loss(tensors: dict[str, Tensor], rest: dict[str, Tensor], *sample: Tensors) -> Tensor:
+            alone = tuple(mapped(lambda tensor: tensor.unsqueeze(0), each) for each in sample)
+            with precision(flat):
+                found: Tensor = functional_call(self._loss, {**rest, **tensors}, alone)
+            return found
+
+        self._gradients = vmap(grad(loss), in_dims=(None, None, 0, 0), randomness="different")
+
+    def total(self, batch: Batch, clip: float) -> Tensor:
+        """Return the sum of the samples' gradients, each scaled to at most the norm `clip`.
+
+        It is float64 (n,), on the CPU. A gradient with NaN or infinity, or whose norm is beyond
+        float32, counts as 0.
+        """
+        self._flat.round_halves()
+        named = self._loss.named_parameters()
+        trained = {name: each.detach() for name, each in named if each.requires_grad}
+        buffers = dict(self._loss.named_buffers())  # given back if the model replaces one
+        total = torch.zeros(self._flat.num_parameters, dtype=torch.float64)
+        for start in range(0, count(batch[0]), self._chunk):
+            few = [rows(each, start, start + self._chunk) for each in batch]
+            with errors_as("privacy=sample: torch cannot vectorise the model", CURE):
+                found = self._gradients(trained, buffers, *few)
+            flat = [each.flatten(1).float() for each in found.values()]
+            total += _clipped(flat, clip * (1 - ROUNDED)).cpu().double()
+        return total
+
+
+class DpSgd:
+    """The random mini-batches and noisy gradients of a node's training for one message.
+
+    Args:
+        gradients: of the model.
+        samples: all samples of the node.
+        rate: the probability q that a sample is in a mini-batch, in (0, 1].
+        clip: the largest L2 norm C of a sample's gradient.
+        noise: the noise multiplier z.
+    """
+
+    def __init__(
+        self, gradients: SampleGradients, samples: Batch, rate: float, clip: float, noise: float
+    ) -> None:
+        self._gradients, self._samples = gradients, samples
+        self._rate, self._clip, self._noise = rate, clip, noise
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield mini-batches for ever; they may be empty (Algorithm 1, line 4)."""
+        inputs, targets = self._samples
+        while True:
+            drawn = SecretDraws().uniform(count(inputs)) < self._rate
+            index = drawn.nonzero().flatten().to(leaves(inputs)[0].device)
+            yield taken(inputs, index), taken(targets, index)
+
+    def gradient(self, batch: Batch) -> Tensor:
+        """Return the noisy gradient, float32 (n,), of a mini-batch (Algorithm 1, lines 5 to 11).
+
+        The noise is drawn and added in float64. The result is rounded to float32, which hides the
+        gaps between the float64 numbers that can be drawn (Mironov 2012).
+        """
+        total = self._gradients.total(batch, self._clip)
+        total.add_(SecretDraws().normal(len(total)), alpha=self._noise * self._clip)
+        return total.div_(self._rate * count(self._samples[0])).float()
+
+
+def expect_separate(model: nn.Module) -> None:
+    """Raise `TaskError` for a model with a layer that mixes the samples of a mini-batch."""
+    for name, layer in model.named_modules():
+        if not isinstance(layer, _NormBase) or not layer.training:
+            continue
+        if isinstance(layer, _BatchNorm) or layer.running_mean is not None:
+            raise TaskError(
+                f"privacy=sample needs a model whose layers treat each sample by itself, and {name}"
+                f" is a {type(layer).__name__}: take GroupNorm in its place, as model=resnet18_gn"
+            )
+
+
+def expect_private(
+    model: nn.Module, objective: Objective, precision: Precision, data: Data
+) -> None:
+    """Raise `TaskError` if the gradients of single samples cannot be computed."""
+    few = data.prepared(rows(data.train.inputs, 0, 2)), rows(data.train.targets, 0, 2)
+    with IsolatedRng(CPU, 0):
+        SampleGradients(FlatModel(model), objective, precision).total(few, 1.0)
+
+
+def _clipped(gradients: list[Tensor], clip: float) -> Tensor:
+    """Return the sum of the samples' clipped gradients, float32 (n,)."""
+    norms = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in gradients]).norm(dim=0)
+    if not (finite := norms.isfinite()).all():
+        gradients, norms = [each[finite] for each in gradients], norms[finite]
+    shares = (clip / norms).clamp(max=1)  # 1 for a norm of 0
+    return torch.cat([shares @ each for each in gradients])

@@ -1,0 +1,164 @@
+"""Epsilon and delta of noisy steps, by Google's package `dp-accounting` (the extra `privacy`).
+
+A step is a Gaussian mechanism on a Poisson sample. Data sets are neighbours if one sample of one is
+replaced by an empty one. A bound by Renyi differential privacy (Mironov 2017) at integer orders,
+where it has a closed form, decides how many steps fit a budget. The bound that is shown is the
+smaller one of it and of a bound by the distribution of privacy losses, PLD (Koskela et al. 2020).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from scipy.stats import binom
+
+from edgewire.conf.build import share_of, steps_of
+from edgewire.conf.privacy import Privacy
+from edgewire.conf.schema import Config, ConfigError
+
+RDP, PLD = "RDP", "PLD"
+ORDERS = (*range(2, 33), *range(36, 65, 4), 72, 80, 96, 128, 192, 256)
+FINE = 1e-4  # the error of the noise that is searched, which is then rounded up to 3 digits
+SHARP = 50.0  # up to this epsilon PLD is computed: beyond, it takes memory, and no bound is of use
+MOST_STEPS = 1 << 26
+UNLUCKY = 0.01  # the probability that a node is drawn more often than planned
+
+
+class Mechanism(NamedTuple):
+    """A noisy step: `rate`, the probability that a sample is in it, and its noise multiplier."""
+
+    rate: float
+    noise: float
+
+
+Spent = Mapping[Mechanism, int]  # the steps of each mechanism
+
+
+def with_steps(spent: Spent, own: Mechanism, steps: int) -> dict[Mechanism, int]:
+    """Return `spent` and further steps of a mechanism."""
+    return {**spent, own: spent.get(own, 0) + steps}
+
+
+def epsilon_of(spent: Spent, delta: float, method: str = RDP) -> float:
+    """Return a bound of epsilon after all these steps, by `RDP` or `PLD`."""
+    return float(_accountant(method).compose(_event(spent)).get_epsilon(delta))
+
+
+def noise_for(privacy: Privacy, steps: int, before: Spent) -> float:
+    """Return the least noise multiplier with which so many steps stay within the budget.
+
+    `before`: the steps that have been taken already. Raises `ConfigError` if they have spent the
+    budget.
+    """
+    if epsilon_of(before, privacy.delta) >= (privacy.epsilon or math.inf):
+        raise budget_error(privacy, before)
+    found = _dp().calibrate_dp_mechanism(
+        lambda: _accountant(RDP),
+        lambda noise: _event(with_steps(before, Mechanism(privacy.rate, noise), steps)),
+        privacy.epsilon,
+        privacy.delta,
+        tol=FINE,
+    )
+    return math.ceil((float(found) + FINE) * 1000) / 1000
+
+
+def most_steps(privacy: Privacy, own: Mechanism, before: Spent) -> int:
+    """Return how many steps of a mechanism stay within the budget after those `before`."""
+    _dp()  # if it is not installed, the error is before the run, also without a budget
+    if (budget := privacy.epsilon) is None:
+        return MOST_STEPS
+
+    def epsilon(steps: int) -> float:
+        return epsilon_of(with_steps(before, own, steps), privacy.delta)
+
+    return bisect_right(range(MOST_STEPS), budget, key=epsilon) - 1
+
+
+def budget_error(privacy: Privacy, before: Spent) -> ConfigError:
+    """Return the error of a run whose budget has been spent by the steps `before`."""
+    return ConfigError(
+        f"privacy.epsilon={privacy.epsilon:g} is spent: earlier training has epsilon "
+        f"{epsilon_of(before, privacy.delta):.2f} at delta {privacy.delta:g}; give a larger one, "
+        "and privacy.noise=null"
+    )
+
+
+def planned_messages(config: Config) -> int:
+    """Return how many messages the run plans to send to the node that gets the most.
+
+    If nodes are drawn, or answer an asynchronous server at random, a node gets more with the
+    probability `UNLUCKY`; the run then ends earlier.
+    """
+    strategy, nodes, rounds = config.strategy, config.nodes, config.rounds
+    pushes = strategy.get("pushes") is not None  # `config.rounds` is their number
+    share = min((strategy.get("most") or 1) / nodes, 1) if pushes else share_of(config)
+    most = rounds if share == 1 else int(binom.isf(UNLUCKY / nodes, rounds, share))
+    return max(most + (pushes and share < 1), 1)  # one may have no reply at the end
+
+
+def told(spent: Spent, config: Config) -> dict[str, Any]:
+    """Return what a result says of privacy. Steps of another mechanism are of earlier runs."""
+    options, delta = config.privacy, config.privacy.delta
+    epsilon, method = _least(tuple(spent.items()), delta)
+    own = spent.get(Mechanism(options.rate, options.noise or math.inf), 0)
+    earlier = sum(spent.values()) - own
+    unit, times = "message" if "pushes" in config.strategy else "round", own / steps_of(config)
+    words = f"{times:.0f} {unit}{'s' * (times != 1)}, q={options.rate:g}, z={options.noise:g}"
+    words += f", after {earlier:,} earlier steps" * bool(earlier)
+    return {
+        "text": f"epsilon {epsilon + 0.005:.2f} at delta {delta:g} ({words})",  # rounded up
+        "unit": options.unit,
+        "epsilon": epsilon,
+        "method": method,
+        "delta": delta,
+        "budget": options.epsilon,
+        "clip": options.clip,
+        "spent": listed(spent),
+    }
+
+
+@lru_cache(maxsize=8)
+def _least(spent: tuple[tuple[Mechanism, int], ...], delta: float) -> tuple[float, str]:
+    """Return the smaller bound of epsilon, and the method that gives it."""
+    rdp = epsilon_of(dict(spent), delta)
+    pld = epsilon_of(dict(spent), delta, PLD) if rdp <= SHARP else math.inf
+    return min((rdp, RDP), (pld, PLD))
+
+
+def listed(spent: Spent) -> list[list[float]]:
+    """Return steps as lists of rate, noise and number."""
+    return [[*each, number] for each, number in spent.items()]
+
+
+def _accountant(method: str) -> Any:
+    near = _dp().NeighboringRelation.REPLACE_SPECIAL
+    return _dp().rdp.RdpAccountant(ORDERS, near) if method == RDP else _dp().pld.PLDAccountant(near)
+
+
+def _event(spent: Spent) -> Any:
+    """Return all steps as the package's `DpEvent`."""
+    dp = _dp()
+    return dp.ComposedDpEvent(
+        [
+            dp.SelfComposedDpEvent(
+                dp.PoissonSampledDpEvent(each.rate, dp.GaussianDpEvent(each.noise)), number
+            )
+            for each, number in spent.items()
+            if number
+        ]
+    )
+
+
+def _dp() -> Any:
+    """Return the package; raises `ConfigError` if it is not installed."""
+    try:
+        return import_module("dp_accounting")
+    except ImportError:
+        raise ConfigError(
+            "privacy= needs the package dp-accounting: pip install -e '.[privacy]'"
+        ) from None
