@@ -179,6 +179,7 @@ class Codec:
         own: Sequence[NativeTensor] = (),
         context: SharedContext | None = None,
         density_factor: float = 1.0,
+        common: Sequence[int] | None = None,
     ) -> bytes:
         """Encode an update, (layout.size,) contiguous float32, and tensors of other dtypes.
 
@@ -197,6 +198,7 @@ class Codec:
         ``context``: what the receiver knows too, for a coder that uses it; None: nothing. With such
         a coder and without ``names`` the payload has the short form, which holds no shapes.
         ``density_factor``: multiplies the density of a sparsifier that is ``scalable``.
+        ``common``: what all nodes know of the values, for a quantizer that is ``summable``.
 
         Raises ValueError for a vector or memory that does not fit the layout. Raises PayloadError
         for NaN or infinity in the update; then the memory is unchanged. Raises PayloadError if the
@@ -210,7 +212,9 @@ class Codec:
         if self.residual_decay != 1 and self._unsent in memory:
             memory[self._unsent] *= np.float32(self.residual_decay)
         given = self._given(trained, memory)
-        step = StepContext(inner.layout, memory, (seed, 0), loss, workers, number, density_factor)
+        step = StepContext(
+            inner.layout, memory, (seed, 0), loss, workers, number, density_factor, common
+        )
         indices, values, same = self.sparsifier.select(given, step)
         if self.sparsifier.id >= PRIVATE and indices is not None:
             self.sparsifier.expect_increasing(indices, len(given))

@@ -24,7 +24,7 @@ from edgewire.compression.flower.server.failure_policy import (
 )
 from edgewire.compression.screening import Screening
 from edgewire.conf.check import NO_CODECS, Codecs
-from edgewire.conf.schema import Config
+from edgewire.conf.schema import Config, Secure
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.run.serialization import from_bytes, to_bytes
 
@@ -197,6 +197,7 @@ class ParameterServer(RunStrategy):
         super().__init__()
         self.failures = FailurePolicy(self.traffic, PATIENT, self.state.failures)
         self.screening = Screening()
+        self.secure = Secure()
 
     def _ordered(self, grid: Grid) -> OrderedGrid:
         """Return the grid in the nodes' order; it refuses replies to messages that are not open."""

@@ -35,7 +35,7 @@ def made(config: Config, data: Data | None = None) -> RunStrategy:
     check(Choice(config, strategy, codecs, codec_of(config, "gradients"), local, objective))
     if config.strategy.get("_partial_"):
         if isinstance(strategy, ParameterServer):
-            strategy.screening = config.screen
+            strategy.screening, strategy.secure = config.screen, config.secure
         scheme = cast(RunStrategy, strategy)
     else:
         scheme = Federated(strategy, codecs, config.screen, objective)

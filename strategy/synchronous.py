@@ -53,12 +53,14 @@ class AveragingState(ModelState):
     """The state of a synchronous run, as a checkpoint holds it.
 
     `memory`: the downlink codec's residual. `paces`: by node, what a deadline's plans follow from.
+    `common`: the common sizes of the tensors' updates, for a secure sum.
     """
 
     round: int = 0
     memory: dict[str, NDArray[Any]] = field(default_factory=dict)
     exchange: RoundCollectorState = field(default_factory=RoundCollectorState)
     paces: dict[int, NodePace] = field(default_factory=dict)
+    common: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,10 @@ class SparseAveraging(ParameterServer):
 
     def _train(self, run: Started) -> None:
         """Run the rounds."""
-        rounds = Rounds(self, self._ordered(run.grid), run.arrays)
+        kind = Rounds
+        if self.secure.mode != "none":
+            from edgewire.strategy.secure.rounds import SecureRounds as kind  # `cryptography`
+        rounds = kind(self, self._ordered(run.grid), run.arrays)
         if not run.goes_on:
             self._evaluate(run, 0, run.rounds, rounds.arrays)
         while self.state.round < run.rounds:

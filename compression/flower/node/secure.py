@@ -1,0 +1,188 @@
+"""A mod for a node's ClientApp; it masks the updates that `CompressionMod` encodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from numpy.typing import NDArray
+
+from ...decoder import quantized
+from ...layout import Layout
+from ...secure import Member, SecureError, Terms
+from ..compact_records import compact, restored
+from ..headers import HEADER, LOSS, STEPS, DownlinkHeader, TrainConfig, read, trains
+from ..native_tensors import natives_of
+from ..records import (
+    VOLATILE,
+    content_of,
+    filled,
+    metadata_of,
+    payload_of,
+    payload_record,
+    payloads_in,
+    records,
+    reply_to,
+    to_vector,
+    values_of,
+    with_content,
+)
+from ..secure_messages import (
+    KEYS,
+    SECURE,
+    SHARES,
+    loss_units,
+    model_hash,
+    orders_hash,
+    roster_of,
+    secure_record,
+    secure_values,
+)
+from .mod import CompressionMod
+
+KNOWN = "edgewire-secure"  # the record in a node's state with what is not secret
+RECORDS = (KNOWN, VOLATILE)  # the app does not see them
+
+
+class SecureMod:
+    """Masks the updates of a `CompressionMod`, and answers the messages about keys and shares.
+
+    The reply to a message for training holds the masked update and the header: neither the loss nor
+    the number of samples. The masked update is made of the integers in the payload of `mod`
+    (`Grid`), of the tensors' sizes, and of the loss; each is a digit of a sum
+    (`edgewire.compression.secure`). The payload stays on the node, for `Codec.restore`.
+
+    A node trains only with the model, the settings and the configuration for which it has given its
+    keys. Raises `SecureError` otherwise, and for an update that has more than such a sum can hold,
+    such as changed native tensors.
+
+    `mode`: "sum" or "bare". `least`: the fewest nodes of a sum; a node's owner may ask for more by
+    `secure-least` in its `--node-config`. `masks`: False simulates the same integers and bytes
+    without cryptography. `counted`: True if the reply may say the number of local steps.
+    """
+
+    def __init__(
+        self,
+        mod: CompressionMod,
+        layout: Layout,
+        *,
+        mode: str,
+        least: int,
+        masks: bool,
+        counted: Callable[[Context], bool],
+    ) -> None:
+        self._mod, self._layout, self._sums = mod, layout, mode == "sum"
+        self._least, self._masks, self._counted = least, masks, counted
+
+    def answer(self, message: Message, context: Context) -> Message:
+        """Answer a message about keys or shares."""
+        content, kind = content_of(message), metadata_of(message)["_message_type"]
+        member, known = self._load(context.state)
+        if kind.endswith(KEYS):
+            (run,) = secure_values(content, "run")
+            if known.get("run") != run:
+                known = {"run": run}
+            said = {"keys": member.run_key(run) + (member.mask_key() if self._sums else b"")}
+        elif kind.endswith(SHARES):
+            terms, keys, bitmap, masks = secure_values(content, "terms", "keys", "roster", "masks")
+            known = _extended(known, keys, terms)
+            roster = roster_of(known["keys"], bitmap, masks)
+            said = {"sealed": member.share(_terms(known), roster, self._floor(context))}
+        else:
+            said = {"shares": member.unmask(*secure_values(content, "alive"))}
+        values_of(context.state)[KNOWN] = filled(ConfigRecord, known)
+        return reply_to(message, filled(RecordDict, {SECURE: secure_record(**said)}))
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Let `mod` and the app answer a message; mask the update in the reply to a training."""
+        if not trains(message):
+            return self._mod(message, context, call_next)
+        came, state = content_of(message), context.state
+        member, known = self._load(state)
+        if self._sums:
+            (sealed,) = secure_values(came, "sealed")
+        else:
+            terms, keys, bitmap = secure_values(came, "terms", "keys", "roster")
+            known = _extended(known, keys, terms)
+            values_of(state)[KNOWN] = filled(ConfigRecord, known)
+        agreed, header = _terms(known), read(restored(came), DownlinkHeader)
+        metrics = dict[str, Any]()
+
+        def checked(message: Message, context: Context) -> Message:
+            _expect_agreed(message, context, agreed, header)
+            reply = call_next(message, context)
+            for _, said in [] if reply.has_error() else records(content_of(reply), MetricRecord):
+                metrics.update(values_of(said))
+            return reply
+
+        rest = {name: record for name, record in values_of(came).items() if name != SECURE}
+        passed = with_content(message, filled(RecordDict, rest))
+        ours = {name: values_of(state).pop(name) for name in RECORDS if name in values_of(state)}
+        try:
+            reply = self._mod(passed, context, checked)
+        finally:
+            values_of(context.state).update(ours)
+        if reply.has_error():
+            return reply
+        answered = restored(content_of(reply))
+        values = self._values(answered, metrics, scaled=header.common is not None)
+        if self._sums:
+            masked = member.masked(sealed, agreed, values)
+        else:
+            roster = roster_of(known["keys"], bitmap)
+            masked = member.masked_bare(agreed, roster, values, self._floor(context))
+        content = {"arrays": payload_record(masked), HEADER: values_of(answered)[HEADER]}
+        if self._counted(context) and STEPS in metrics:
+            content["metrics"] = filled(MetricRecord, {STEPS: metrics[STEPS]})
+        found = filled(RecordDict, content)
+        reply.content = found if answered is content_of(reply) else compact(found)
+        return reply
+
+    def _values(
+        self, answered: RecordDict, metrics: dict[str, Any], *, scaled: bool
+    ) -> list[NDArray[Any]]:
+        """Return the integers of a reply, by the sections of `sections_of`."""
+        payload = payload_of(answered)
+        if payload is None or payloads_in(answered) > 1:
+            raise SecureError("the update holds native tensors, which cannot be summed")
+        _, levels, sizes = quantized(payload[1], self._layout)
+        rest = [sizes, loss_units(metrics.get(LOSS))]
+        return [levels, *rest] if scaled else rest
+
+    def _floor(self, context: Context) -> int:
+        return max(self._least, int(context.node_config.get("secure-least", 0)))
+
+    def _load(self, state: RecordDict) -> tuple[Member, dict[str, Any]]:
+        """Return the node's side of the sum, whose record changes in place, and what it knows."""
+        values = values_of(state)
+        if VOLATILE not in values:
+            values[VOLATILE] = filled(ConfigRecord, {})
+        known = values_of(values[KNOWN]) if KNOWN in values else {}
+        return Member(values_of(values[VOLATILE]), self._masks), {**known}
+
+
+def _extended(known: dict[str, Any], keys: bytes, terms: bytes) -> dict[str, Any]:
+    """Return what a node knows after a message with further run keys, and with a round's terms."""
+    return {**known, "keys": known.get("keys", b"") + keys, "terms": terms}
+
+
+def _terms(known: dict[str, Any]) -> Terms:
+    if "terms" not in known:
+        raise SecureError("no terms of a round are known here: this node has lost its keys")
+    return Terms.from_bytes(known["terms"])
+
+
+def _expect_agreed(
+    message: Message, context: Context, terms: Terms, header: DownlinkHeader
+) -> None:
+    """Raise `SecureError` unless the app gets the model and the settings of a round's terms."""
+    content, config = values_of(content_of(message)), context.run_config
+    arrays, orders = content["arrays"], TrainConfig.of(values_of(content["config"]))
+    seen = (
+        model_hash(to_vector(arrays), natives_of(arrays)),
+        orders_hash(orders, header, f"{config.get('config')} {config.get('overrides')}"),
+    )
+    if seen != (terms.model, terms.support):
+        raise SecureError("the model or the settings are not those of the round's terms")
