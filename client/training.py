@@ -21,7 +21,9 @@ from edgewire.compression.flower.native_tensors import NONE, VECTOR, Arrays, Ini
 from edgewire.compression.flower.node.secure import SecureMod
 from edgewire.compression.flower.node.state import store_arrays, stored_arrays
 from edgewire.compression.flower.records import NO_ARRAYS, values_of
+from edgewire.compression.flower.secure_messages import SumOf
 from edgewire.compression.layout import Layout
+from edgewire.compression.quantizers.grid import Grid
 from edgewire.conf.build import (
     data_of,
     device_of,
@@ -290,10 +292,12 @@ def uplink_of(
         return mod
     # A virtual clock counts steps; else their number would tell how many samples a node has.
     alike = config.local_steps is not None
+    quantizer = mod.codec.quantizer
+    assert isinstance(quantizer, Grid)  # `edgewire.conf.rules` refuses others
     return SecureMod(
         mod,
+        SumOf(layout.size, quantizer.levels, len(layout), sums=secure.mode == "sum"),
         layout,
-        mode=secure.mode,
         least=secure.least,
         masks=secure.masks,
         counted=lambda context: alike or is_local(context.run_config),

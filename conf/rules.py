@@ -277,7 +277,9 @@ def _secure(c: Choice, s: Any) -> Rows:
     mode, drawn_nodes = config.secure.mode, among.drawn(config.nodes)
     on = mode != "none"
     return {
-        **{f"secure={mode} hides single updates: give {cure}": on and wrong[cure] for cure in wrong},
+        **{
+            f"secure={mode} hides single updates: give {cure}": on and wrong[cure] for cure in wrong
+        },
         f"secure.least={config.secure.least} nodes are needed for a round of secure={mode}, and "
         f"{drawn_nodes} train in one: give more nodes=, or a larger strategy.fraction_train": on
         and drawn_nodes < config.secure.least,

@@ -104,7 +104,7 @@ OWN = {"dataset": DatasetConfig, "model": ModelConfig}  # groups that may name a
 
 @dataclass
 class Secure:
-    """How the server is kept from seeing the update of a single node (`edgewire.compression.secure`).
+    """Whether the server sees the update of a single node (`edgewire.compression.secure`).
 
     `mode`: none: it sees each update; bare: it sees the sum of a round's updates, each of which is
     masked, and a round in which a node does not reply is lost; sum: the same, and nodes that drop

@@ -221,15 +221,23 @@ class Rounds(Server):
         self._state.round = number
         return True
 
-    def _messages(self, number: int, asked: list[int], needed: int, lr: float) -> list[Message]:
+    def _messages(
+        self,
+        number: int,
+        asked: list[int],
+        needed: int,
+        lr: float,
+        common: list[int] | None = None,
+    ) -> list[Message]:
         """Return the messages that bring each node to the newest version of the model.
 
         Nodes that have the same version get the same content. `needed`: after how many replies the
-        round ends.
+        round ends. `common`: of the header.
         """
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self.steps.checksum() if verify and not number % verify else None
-        header = DownlinkHeader(number, workers=min(needed, len(asked)), checksum=checksum)
+        workers = min(needed, len(asked))
+        header = DownlinkHeader(number, workers=workers, checksum=checksum, common=common)
         self.offer(number)
         alike: dict[NodePlan, list[int]] = {}
         for node in asked:

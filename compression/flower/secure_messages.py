@@ -1,23 +1,25 @@
-"""What the messages of a secure sum hold, and the hashes by which a node knows what it is part of.
+"""What the messages of a secure sum hold, and the terms that all nodes of a round agree on.
 
 A message has a ConfigRecord `SECURE` for the sum. By message type, its values are:
 
 - `query.secure_keys`: `run`, the nonce of the server's session. The reply has `keys`: the node's
   run key and, in mode `sum`, its mask key of the round.
-- `query.secure_shares` (mode `sum`): `terms`; `keys`, the run keys that the node does not know yet,
-  which it adds to its list; `roster`, a bitmap over this list; `masks`, the mask keys of the nodes
-  in the roster. The reply has `sealed`, the shares for the other nodes.
+- `query.secure_shares` (mode `sum`): `terms`, that is the round's number, whether there is a common
+  scale, and two hashes; `keys`, run keys that the node does not know yet, which it puts into its
+  list at the place that stands before them; `roster`, a bitmap over this list; `masks`, the mask
+  keys of the nodes in the roster. The reply has `sealed`, the shares for the other nodes.
 - `train.step`: in mode `sum` `sealed`, a bitmap of the nodes that have shared and their shares for
-  this node; in mode `bare` `terms`, `keys` and `roster`. The reply's payload is the masked update.
+  this node; in mode `bare` `keys` and `roster`. The reply's payload is the masked update.
 - `query.secure_unmask` (mode `sum`): `alive`, a bitmap. The reply has `shares`.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -25,8 +27,8 @@ from numpy.typing import NDArray
 
 from ..base import DIVERGED
 from ..quantizers.grid import OFFSET
-from ..secure import Peer, Roster, SecureError
-from ..secure.terms import KEY, from_bitmap
+from ..secure import Peer, Roster, SecureError, Terms, threshold_of
+from ..secure.terms import HASH, KEY, from_bitmap
 from .headers import DownlinkHeader, TrainConfig
 from .records import Vector, filled, values_of
 
@@ -34,19 +36,55 @@ SECURE = "secure"  # the name of the ConfigRecord
 KEYS, SHARES, UNMASK = QUERIES = ("secure_keys", "secure_shares", "secure_unmask")
 # A loss is summed in units of 2^-12, up to 2^15; losses beyond that count as 2^15.
 LOSS_UNITS, MOST_LOSS = 1 << 12, 1 << 27
+_HEAD = struct.Struct("<Q?")
+PLACE = 4  # bytes before run keys: the place of the first of them in the list, little-endian
 
 
-def sections_of(
-    entries: int, levels: int, tensors: int, *, scaled: bool
-) -> tuple[tuple[int, int], ...]:
-    """Return (count, most) of each section of a node's vector: levels, sizes, loss.
+class RoundHashes(NamedTuple):
+    """What a server says of a round before it sends the model: `model_hash`, `orders_hash`.
+
+    `scaled`: False in a run's first round, which has no common scale and so no levels.
+    """
+
+    number: int
+    scaled: bool
+    model: bytes
+    orders: bytes
+
+    def to_bytes(self) -> bytes:
+        """Return 73 bytes."""
+        return _HEAD.pack(self.number, self.scaled) + self.model + self.orders
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RoundHashes:
+        """Return what `to_bytes` encoded; raises `SecureError` for other bytes."""
+        if len(data) != _HEAD.size + 2 * HASH:
+            raise SecureError("these bytes are no terms of a round")
+        number, scaled = _HEAD.unpack_from(data)
+        return cls(number, scaled, data[_HEAD.size : -HASH], data[-HASH:])
+
+
+class SumOf(NamedTuple):
+    """What a run's secure sums are of, which both ends know from the configuration and the model.
 
     `entries`: the number of levels, which are from -`levels` to `levels`. `tensors`: the number of
-    sizes (`quantizers/grid.py`). `scaled`: False in a run's first round, which has no common scale
-    and so no levels.
+    sizes (`quantizers/grid.py`). `sums`: True in mode `sum`, False in mode `bare`.
     """
-    rest = (tensors, OFFSET), (1, MOST_LOSS)
-    return ((entries, levels), *rest) if scaled else rest
+
+    entries: int
+    levels: int
+    tensors: int
+    sums: bool
+
+    def terms(self, run: bytes, said: RoundHashes, nodes: int) -> Terms:
+        """Return the terms of a round of `nodes` nodes in a session; the sections end with a loss.
+
+        Raises `SecureError` for numbers that are out of range.
+        """
+        rest = (self.tensors, OFFSET), (1, MOST_LOSS)
+        sections = ((self.entries, self.levels), *rest) if said.scaled else rest
+        threshold = threshold_of(nodes) if self.sums else 0
+        return Terms(run, said.number, threshold, sections, 0.0, said.model, said.orders)
 
 
 def loss_units(loss: float | None) -> NDArray[np.int64]:
@@ -65,14 +103,14 @@ def model_hash(vector: Vector, natives: Mapping[str, NDArray[Any]]) -> bytes:
     return found.digest()
 
 
-def orders_hash(orders: TrainConfig, header: DownlinkHeader, config: str) -> bytes:
-    """Return the SHA-256 of all that a node's update depends on beside the model and its data.
+def orders_hash(orders: TrainConfig, header: DownlinkHeader) -> bytes:
+    """Return the SHA-256 of what a message for training says beside the model.
 
     So a server cannot give the other nodes a learning rate or scales with which their updates
-    are 0. `config`: the run's configuration, as the node got it.
+    are 0.
     """
-    said = header.number, header.workers, header.density_factor, header.more_bits, header.common
-    return sha256(json.dumps([orders, said, config]).encode()).digest()
+    said = header.number, header.density_factor, header.more_bits, header.common
+    return sha256(json.dumps([orders, said]).encode()).digest()
 
 
 def secure_record(**values: bytes) -> ConfigRecord:

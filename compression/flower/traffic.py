@@ -41,8 +41,8 @@ class Traffic:
     - `*_index_bytes`, `*_value_bytes`: the part of the payloads' bytes that says which entries they
       hold, and the part with the entries' values. The rest is the payloads' headers, and replies
       that could not be decoded.
-    - `*_secure_bytes`: the part of `*_other_bytes` that is for a secure sum: keys, sealed shares and
-      the lists of nodes.
+    - `*_secure_bytes`: the part of `*_other_bytes` that is for a secure sum: keys, shares and
+      lists of nodes.
     - `client_updates`, `failures`: the number of updates, and of replies that could not be used.
     """
 

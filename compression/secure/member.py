@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 from numpy.typing import NDArray
@@ -63,19 +64,23 @@ class Member:
         self._set(self._kept() | {"stage": KEYED, "mask_seed": seed})
         return key
 
-    def share(self, terms: Terms, roster: Roster, least: int = 2) -> bytes:
+    def share(self, terms: Terms, roster: Roster, least: int = 2, own_hash: bytes = b"") -> bytes:
         """Return the sealed shares for the other nodes, 50 bytes each, in the roster's order.
 
-        ``least``: the fewest nodes whose sum this node's owner allows.
+        ``least``: the fewest nodes whose sum this node's owner allows. ``own_hash``: a hash of what
+        must be the same at all nodes, and need not be known to the server.
         """
         self._expect(KEYED, "share")
         seed = self._state["mask_seed"]
         own = self._place(terms, roster, least, self._crypto.public_key(seed))
         bound, self_seed = binding(terms, roster), m.new_seed()
+        seal_bound = sha256(bound + own_hash).digest()
         split = [self._crypto.split(s, terms.threshold, len(roster)) for s in (self_seed, seed)]
         shares = [of_self + of_mask for of_self, of_mask in zip(*split, strict=True)]
         sealed = b"".join(
-            self._crypto.seal(self._run_secret(peer.run_key), bound, (own, place), shares[place])
+            self._crypto.seal(
+                self._run_secret(peer.run_key), seal_bound, (own, place), shares[place]
+            )
             for place, peer in enumerate(roster.peers)
             if place != own
         )
@@ -83,6 +88,7 @@ class Member:
             self._kept()
             | {"stage": SHARED, "mask_seed": seed, "self_seed": self_seed, "shares": shares[own]}
             | {"roster": roster.to_bytes(), "binding": bound, "own": own, "least": least}
+            | {"seal_binding": seal_bound}
         )
         return sealed
 
@@ -109,7 +115,7 @@ class Member:
         for at, place in enumerate(others):
             secret = self._run_secret(roster.peers[place].run_key)
             part = sealed[size + at * m.SEALED : size + (at + 1) * m.SEALED]
-            opened = self._crypto.open(secret, bound, (place, own), part)
+            opened = self._crypto.open(secret, state["seal_binding"], (place, own), part)
             shares[place * m.PLAIN : (place + 1) * m.PLAIN] = opened
         packing = Packing(terms.sections, nodes)
         words = packing.words(values)
@@ -144,11 +150,17 @@ class Member:
         return bytes(answer)
 
     def masked_bare(
-        self, terms: Terms, roster: Roster, values: Sequence[NDArray[Any]], least: int = 2
+        self,
+        terms: Terms,
+        roster: Roster,
+        values: Sequence[NDArray[Any]],
+        least: int = 2,
+        own_hash: bytes = b"",
     ) -> bytes:
         """Return this node's masked update in mode `bare`; the arguments are as above."""
         self._expect_run()
-        own, bound = self._place(terms, roster, least, b""), binding(terms, roster)
+        own = self._place(terms, roster, least, b"")
+        bound = sha256(binding(terms, roster) + own_hash).digest()
         packing = Packing(terms.sections, len(roster))
         words = packing.words(values)
         pairs = {

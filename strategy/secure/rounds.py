@@ -1,7 +1,7 @@
 """Rounds of `SparseAveraging` of which the server sees only the sum of the nodes' updates."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from logging import getLogger
 
 import numpy as np
@@ -15,32 +15,36 @@ from edgewire.compression.flower.records import (
     content_of,
     filled,
     message_to,
-    metadata_of,
     payload_of,
     values_of,
 )
 from edgewire.compression.flower.secure_messages import (
     KEYS,
     LOSS_UNITS,
+    PLACE,
     SECURE,
     SHARES,
     UNMASK,
+    RoundHashes,
+    SumOf,
     model_hash,
     orders_hash,
     secure_record,
     secure_values,
-    sections_of,
 )
 from edgewire.compression.flower.server.inbox import count_received
 from edgewire.compression.flower.traffic import reason_of
 from edgewire.compression.quantizers.grid import Grid, mean_sizes
-from edgewire.compression.secure import Coordinator, Roster, SecureError, Terms, threshold_of
+from edgewire.compression.secure import Coordinator, Roster, SecureError
 from edgewire.compression.secure.coordinator import join_keys
 from edgewire.compression.secure.terms import KEY, to_bitmap
+from edgewire.compression.wire import StreamSizes
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.synchronous import Rounds, SparseAveraging
 from edgewire.task.errors import TaskError
 
+NO_REPLY = "no reply in time"
+SPARE = 64  # keys of nodes that have others now, which the list of keys may hold
 log = getLogger("edgewire")
 
 
@@ -70,10 +74,13 @@ class SecureRounds(Rounds):
                 "values: give personal=batchnorm, or a model without such tensors"
             )
         uplink = strategy.codecs.uplink
-        assert uplink is not None and isinstance(uplink.quantizer, Grid)  # conf/rules.py
-        self._grid_of_levels = uplink.quantizer
+        assert uplink is not None  # conf/rules.py
+        assert isinstance(uplink.quantizer, Grid)
+        self._quantizer = uplink.quantizer
         self._parts = TensorSlices(self.layout.offsets, self.layout.shapes)
-        self._sums = mode == "sum"
+        self._of = SumOf(
+            self.layout.size, self._quantizer.levels, len(self.layout), sums=mode == "sum"
+        )
         self._likes = {k: Message(RecordDict(), 0, f"query.{k}") for k in (KEYS, SHARES, UNMASK)}
         self._begin_session()
 
@@ -96,6 +103,7 @@ class SecureRounds(Rounds):
         try:
             used, totals = self._summed(number, asked, lr, timeout)
         except PayloadError as error:
+            used = []
             log.warning("round %d has no sum, and its updates stay at the nodes: %s", number, error)
         failures.end_round(number, len(used), self._heard)
         self._apply(used, totals, lr)
@@ -106,27 +114,171 @@ class SecureRounds(Rounds):
         self, number: int, asked: list[int], lr: float, timeout: float
     ) -> tuple[list[int], list[NDArray[np.int64]]]:
         """Return the nodes in the sum, and the sums of the sections; PayloadError without a sum."""
+        common = self._state.common or None
         roster = self._roster(number, asked, timeout)
-        nodes = {node: place for node, place in self._places.items() if place in roster.places}
-        common, layout = self._state.common or None, self.layout
-        terms = Terms(
-            self._run,
+        said = RoundHashes(
             number,
-            threshold_of(len(roster)) if self._sums else 0,
-            sections_of(
-                layout.size, self._grid_of_levels.levels, len(layout), scaled=common is not None
-            ),
-            0.0,
+            common is not None,
             model_hash(self.model, self.reported.natives),
             orders_hash(TrainConfig(lr, number), DownlinkHeader(number, common=common)),
         )
+        terms = self._of.terms(self._run, said, len(roster))
         sum_of = Coordinator(terms, roster, self._options.masks)
-        bitmap = to_bitmap((peer.node for peer in roster.peers), len(self._keys))
-        said = {"terms": terms.to_bytes(), "roster": bitmap}
-        if self._sums:
+        there = {peer.node for peer in roster.peers}
+        nodes = [node for node in asked if self._places.get(node) in there]
+        bitmap = to_bitmap(there, len(self._keys))
+        offers = {node: {"keys": self._unknown_keys(node), "roster": bitmap} for node in nodes}
+        if self._of.sums:
             masks = b"".join(peer.mask_key for peer in roster.peers)
-            offers = {n: {**said, **self._new_keys(n), "masks": masks} for n in asked if n in nodes}
-            for node, sealed in self._ask(number, SHARES, offers, "sealed", timeout).items():
-                self._told[node] = len(self._keys)
-                self._use(number, node, lambda: sum_of.take_shares(nodes[node], sealed))
-            ...
+            more = {"terms": said.to_bytes(), "masks": masks}
+            offers = {node: {**each, **more} for node, each in offers.items()}
+            shared = self._ask(number, SHARES, offers, "sealed", timeout, sum_of.take_shares)
+            self._told |= dict.fromkeys(shared, len(self._keys))
+            offers = {n: {"sealed": sum_of.sealed_for(self._places[n])} for n in shared}
+        used = self._train(number, offers, lr, common, timeout, sum_of)
+        if self._of.sums:
+            alive = {node: {"alive": sum_of.alive()} for node in used}
+            self._ask(number, UNMASK, alive, "shares", timeout, sum_of.take_unmasked)
+        else:
+            self._told |= dict.fromkeys(used, len(self._keys))
+        return used, sum_of.totals()
+
+    def _roster(self, number: int, asked: list[int], timeout: float) -> Roster:
+        """Ask for keys, and return the roster of a round; `SecureError` for too few nodes."""
+        if len(self._keys) > 2 * len(self._places) + SPARE:
+            self._begin_session()  # nodes that make new keys again and again do not fill the list
+        known = [] if self._of.sums else [node for node in asked if node in self._places]
+        masks = dict[int, bytes]()
+
+        def take(node: int, keys: bytes) -> None:
+            run_key, masks[node] = keys[:KEY], keys[KEY:]
+            if node not in self._places or self._keys[self._places[node]] != run_key:
+                self._places[node] = len(self._keys)
+                self._keys.append(run_key)
+
+        offers = {node: {"run": self._run} for node in asked if node not in known}
+        answered = self._ask(number, KEYS, offers, "keys", timeout, take) if offers else []
+        given = {
+            self._places[n]: (self._keys[self._places[n]], *([masks[n]] if self._of.sums else []))
+            for n in asked
+            if n in known or n in answered
+        }
+        if len(given) < self._options.least:
+            raise SecureError(
+                f"{len(given)} nodes sent keys, and secure.least={self._options.least} are needed"
+            )
+        roster, refused = join_keys(given, self._options.masks)
+        for node in (node for node in asked if self._places.get(node) in refused):
+            self._leave_out(number, node, refused[self._places[node]])
+        return roster
+
+    def _train(
+        self,
+        number: int,
+        offers: Mapping[int, Mapping[str, bytes]],
+        lr: float,
+        common: list[int] | None,
+        timeout: float,
+        sum_of: Coordinator,
+    ) -> list[int]:
+        """Let nodes train and add their masked updates; return the nodes in the sum."""
+        used, session = list[int](), self.session
+        messages = self._messages(number, [*offers], len(offers), lr, common)
+        for message, said in zip(messages, offers.values(), strict=True):
+            record = filled(RecordDict, {SECURE: secure_record(**said)})
+            self._count_sent(record)
+            message.content = filled(
+                RecordDict, {**values_of(content_of(message)), **values_of(record)}
+            )
+        replies = self._exchange(messages, len(messages), timeout)
+        self._heard += count_received(list(replies.values()))
+        for node in offers:
+            try:
+                if (reply := replies.get(node)) is None:
+                    raise SecureError(NO_REPLY)
+                header = session.opened(reply, node, number, session.plain_bytes)
+                found = payload_of(content_of(reply))
+                if found is None:
+                    raise SecureError("a reply must hold a masked update")
+                sum_of.take_masked(self._places[node], found[1])
+            except PayloadError as error:
+                self._leave_out(number, node, str(error))
+                continue
+            session.acks.pend(node, header.sequence or 0)
+            self.session.traffic.uplink_entries += self.layout.size
+            self.session.traffic.uplink_entries_whole += self.layout.size
+            self.session.traffic.count_decoded(StreamSizes(0, len(found[1])))
+            self._strategy.failures.succeeded(node)
+            used.append(node)
+        return used
+
+    def _ask(
+        self,
+        number: int,
+        kind: str,
+        offers: Mapping[int, Mapping[str, bytes]],
+        answer: str,
+        timeout: float,
+        take: Callable[[int, bytes], None],
+    ) -> list[int]:
+        """Send nodes a message for keys or shares; return the nodes whose answer was taken.
+
+        `answer`: the name of the answer's value. `take`: gets a node (of the key list, except for
+        `KEYS`) and the value, and may raise `SecureError`.
+        """
+        messages, taken = list[Message](), list[int]()
+        for node, said in offers.items():
+            content = filled(RecordDict, {SECURE: secure_record(**said)})
+            self._count_sent(content)
+            messages.append(message_to(node, content, str(number), self._likes[kind]))
+        replies = self._exchange(messages, len(messages), timeout)
+        for node in offers:
+            try:
+                if (reply := replies.get(node)) is None:
+                    raise SecureError(NO_REPLY)
+                if reply.has_error():
+                    raise SecureError(reason_of(reply))
+                size = measured(content_of(reply), HEADER)
+                self.session.traffic.count_received(size, 0)
+                self.session.traffic.uplink_secure_bytes += other_than_payloads(size)
+                (value,) = secure_values(content_of(reply), answer)
+                take(node if kind == KEYS else self._places[node], value)
+                taken.append(node)
+            except PayloadError as error:
+                self._leave_out(number, node, str(error))
+        return taken
+
+    def _unknown_keys(self, node: int) -> bytes:
+        """Return the run keys that a node does not know yet, after their place in the list."""
+        start = self._told.get(node, 0)
+        return start.to_bytes(PLACE, "little") + b"".join(self._keys[start:])
+
+    def _count_sent(self, content: RecordDict) -> None:
+        size, traffic = measured(content, HEADER), self.session.traffic
+        traffic.count_sent(size, 0)
+        traffic.downlink_secure_bytes += other_than_payloads(size)
+
+    def _leave_out(self, number: int, node: int, reason: str) -> None:
+        """Count a failure; the node may have lost its keys, so it is asked for them again."""
+        self._told.pop(node, None)
+        self._places.pop(node, None)
+        self._strategy.failures.leave_out(node, reason, f"round {number}: ")
+
+    @quiet
+    def _apply(self, used: list[int], totals: list[NDArray[np.int64]], lr: float) -> None:
+        """Take the server's step with the mean of the used nodes' updates."""
+        state, nodes, acks = self._state, len(used), self.session.acks
+        state.train_metrics = None
+        if not used:
+            acks.applied(())
+            return
+        *levels, sizes, losses = totals
+        common, state.common = state.common, mean_sizes(sizes, nodes)
+        state.train_metrics = {LOSS: int(losses[0]) / LOSS_UNITS / nodes}
+        if not levels:
+            acks.applied(())
+            return
+        values = self._quantizer.mean_of(levels[0], nodes, common, self._parts)
+        self._mean.add(None, values, 1.0)
+        self._step(lr if self._strategy.rate is None else self._strategy.rate, nodes)
+        acks.applied(used)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from ...decoder import quantized
 from ...layout import Layout
-from ...secure import Member, SecureError, Terms
+from ...secure import Member, SecureError
+from ...secure.terms import KEY
 from ..compact_records import compact, restored
 from ..headers import HEADER, LOSS, STEPS, DownlinkHeader, TrainConfig, read, trains
 from ..native_tensors import natives_of
@@ -31,8 +33,11 @@ from ..records import (
 )
 from ..secure_messages import (
     KEYS,
+    PLACE,
     SECURE,
     SHARES,
+    RoundHashes,
+    SumOf,
     loss_units,
     model_hash,
     orders_hash,
@@ -58,7 +63,8 @@ class SecureMod:
     keys. Raises `SecureError` otherwise, and for an update that has more than such a sum can hold,
     such as changed native tensors.
 
-    `mode`: "sum" or "bare". `least`: the fewest nodes of a sum; a node's owner may ask for more by
+    `of`: what is summed. `layout`: of the vector. `least`: the fewest nodes of a sum; a node's
+    owner may ask for more by
     `secure-least` in its `--node-config`. `masks`: False simulates the same integers and bytes
     without cryptography. `counted`: True if the reply may say the number of local steps.
     """
@@ -66,14 +72,14 @@ class SecureMod:
     def __init__(
         self,
         mod: CompressionMod,
+        of: SumOf,
         layout: Layout,
         *,
-        mode: str,
         least: int,
         masks: bool,
         counted: Callable[[Context], bool],
     ) -> None:
-        self._mod, self._layout, self._sums = mod, layout, mode == "sum"
+        self._mod, self._of, self._layout = mod, of, layout
         self._least, self._masks, self._counted = least, masks, counted
 
     def answer(self, message: Message, context: Context) -> Message:
@@ -84,12 +90,15 @@ class SecureMod:
             (run,) = secure_values(content, "run")
             if known.get("run") != run:
                 known = {"run": run}
-            said = {"keys": member.run_key(run) + (member.mask_key() if self._sums else b"")}
+            said = {"keys": member.run_key(run) + (member.mask_key() if self._of.sums else b"")}
         elif kind.endswith(SHARES):
             terms, keys, bitmap, masks = secure_values(content, "terms", "keys", "roster", "masks")
-            known = _extended(known, keys, terms)
+            known = {**_extended(known, keys), "terms": terms}
             roster = roster_of(known["keys"], bitmap, masks)
-            said = {"sealed": member.share(_terms(known), roster, self._floor(context))}
+            agreed = self._of.terms(known["run"], RoundHashes.from_bytes(terms), len(roster))
+            floor, config = self._floor(context), _config_hash(context)
+            said = {"sealed": member.share(agreed, roster, floor, config)}
+            known["nodes"] = len(roster)
         else:
             said = {"shares": member.unmask(*secure_values(content, "alive"))}
         values_of(context.state)[KNOWN] = filled(ConfigRecord, known)
@@ -101,17 +110,22 @@ class SecureMod:
             return self._mod(message, context, call_next)
         came, state = content_of(message), context.state
         member, known = self._load(state)
-        if self._sums:
+        if self._of.sums:
             (sealed,) = secure_values(came, "sealed")
+            nodes = known.get("nodes", 0)
         else:
-            terms, keys, bitmap = secure_values(came, "terms", "keys", "roster")
-            known = _extended(known, keys, terms)
+            keys, bitmap = secure_values(came, "keys", "roster")
+            known = _extended(known, keys)
             values_of(state)[KNOWN] = filled(ConfigRecord, known)
-        agreed, header = _terms(known), read(restored(came), DownlinkHeader)
-        metrics = dict[str, Any]()
+            roster = roster_of(known["keys"], bitmap)
+            nodes = len(roster)
+        header = read(restored(came), DownlinkHeader)
+        seen, metrics = list[RoundHashes](), dict[str, Any]()
 
         def checked(message: Message, context: Context) -> Message:
-            _expect_agreed(message, context, agreed, header)
+            seen.append(_seen(message, header))
+            if self._of.sums and seen[0].to_bytes() != known.get("terms"):
+                raise SecureError("the model or the settings are not those of the round's terms")
             reply = call_next(message, context)
             for _, said in [] if reply.has_error() else records(content_of(reply), MetricRecord):
                 metrics.update(values_of(said))
@@ -127,12 +141,13 @@ class SecureMod:
         if reply.has_error():
             return reply
         answered = restored(content_of(reply))
-        values = self._values(answered, metrics, scaled=header.common is not None)
-        if self._sums:
+        values = self._values(answered, metrics, scaled=seen[0].scaled)
+        agreed = self._of.terms(known.get("run", b""), seen[0], nodes)
+        if self._of.sums:
             masked = member.masked(sealed, agreed, values)
         else:
-            roster = roster_of(known["keys"], bitmap)
-            masked = member.masked_bare(agreed, roster, values, self._floor(context))
+            floor, config = self._floor(context), _config_hash(context)
+            masked = member.masked_bare(agreed, roster, values, floor, config)
         content = {"arrays": payload_record(masked), HEADER: values_of(answered)[HEADER]}
         if self._counted(context) and STEPS in metrics:
             content["metrics"] = filled(MetricRecord, {STEPS: metrics[STEPS]})
@@ -143,7 +158,7 @@ class SecureMod:
     def _values(
         self, answered: RecordDict, metrics: dict[str, Any], *, scaled: bool
     ) -> list[NDArray[Any]]:
-        """Return the integers of a reply, by the sections of `sections_of`."""
+        """Return the integers of a reply, by the sections of `SumOf.terms`."""
         payload = payload_of(answered)
         if payload is None or payloads_in(answered) > 1:
             raise SecureError("the update holds native tensors, which cannot be summed")
@@ -163,26 +178,23 @@ class SecureMod:
         return Member(values_of(values[VOLATILE]), self._masks), {**known}
 
 
-def _extended(known: dict[str, Any], keys: bytes, terms: bytes) -> dict[str, Any]:
-    """Return what a node knows after a message with further run keys, and with a round's terms."""
-    return {**known, "keys": known.get("keys", b"") + keys, "terms": terms}
+def _extended(known: dict[str, Any], keys: bytes) -> dict[str, Any]:
+    """Return what a node knows after a message with further run keys."""
+    before, start = known.get("keys", b""), KEY * int.from_bytes(keys[:PLACE], "little")
+    if "run" not in known or len(keys) < PLACE or start > len(before):
+        raise SecureError("this node has lost the keys of the other nodes")
+    return {**known, "keys": before[:start] + keys[PLACE:]}
 
 
-def _terms(known: dict[str, Any]) -> Terms:
-    if "terms" not in known:
-        raise SecureError("no terms of a round are known here: this node has lost its keys")
-    return Terms.from_bytes(known["terms"])
+def _config_hash(context: Context) -> bytes:
+    """Return the SHA-256 of the run's configuration, which must be the same at all nodes."""
+    said = [str(context.run_config.get(name)) for name in ("config", "overrides")]
+    return sha256(repr(said).encode()).digest()
 
 
-def _expect_agreed(
-    message: Message, context: Context, terms: Terms, header: DownlinkHeader
-) -> None:
-    """Raise `SecureError` unless the app gets the model and the settings of a round's terms."""
-    content, config = values_of(content_of(message)), context.run_config
+def _seen(message: Message, header: DownlinkHeader) -> RoundHashes:
+    """Return what the app gets, as the round's terms say it."""
+    content = values_of(content_of(message))
     arrays, orders = content["arrays"], TrainConfig.of(values_of(content["config"]))
-    seen = (
-        model_hash(to_vector(arrays), natives_of(arrays)),
-        orders_hash(orders, header, f"{config.get('config')} {config.get('overrides')}"),
-    )
-    if seen != (terms.model, terms.support):
-        raise SecureError("the model or the settings are not those of the round's terms")
+    hashes = model_hash(to_vector(arrays), natives_of(arrays)), orders_hash(orders, header)
+    return RoundHashes(header.number or 0, header.common is not None, *hashes)
