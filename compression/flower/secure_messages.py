@@ -127,7 +127,7 @@ def secure_values(content: RecordDict, *names: str) -> list[bytes]:
     return [said[name] for name in names]
 
 
-def roster_of(keys: bytes, roster: bytes, masks: bytes = b"") -> Roster:
+def read_roster(keys: bytes, roster: bytes, masks: bytes = b"") -> Roster:
     """Return the roster of a round: the nodes' ids are their places in the list of run keys.
 
     `keys`: the list, `KEY` bytes each. `roster`: a bitmap over it. `masks`: the mask keys of these

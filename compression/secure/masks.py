@@ -1,13 +1,12 @@
 """The cryptography of the secure sum: keys, sealed shares and masks.
 
 X25519 (RFC 7748), HKDF-SHA256 (RFC 5869), AES-SIV (RFC 5297) and ChaCha20 (RFC 8439), all of the
-package `cryptography`. `Primitives` has all functions, and `NoPrimitives` their stand-ins for
-simulation without masks.
+package `cryptography`. A derived key has one purpose in one round: ``bound`` is the round's
+`binding`. A seed is a secret from which a key or a mask is derived.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -24,143 +23,98 @@ from . import shamir
 from .packing import WORD, Words
 from .terms import KEY, SecureError
 
-PLAIN = 2 * shamir.SHARE  # bytes: a share of the self mask's seed, then one of the mask key's seed
-SEALED = 16 + PLAIN
-SELF, PAIR, BARE, SEAL = b"self mask", b"pair mask", b"bare mask", b"sealed share"
+SHARES = 2 * shamir.SHARE  # bytes: a share of the self mask's seed, and of the mask key's seed
+SEALED = 16 + SHARES
+SELF, PAIR, BARE, SEAL, PRIVATE = b"self mask", b"pair mask", b"bare mask", b"seal", b"private key"
 
 
-class Primitives:
-    """Makes keys, seals shares and adds masks.
+class Masks:
+    """All cryptography; without ``on``, zeros of equal length in place of shares and masks."""
 
-    A seed is the secret of an X25519 key. ``bound`` is the round's `binding`.
-    """
+    def __init__(self, on: bool) -> None:
+        self.on = on
 
     def public_key(self, seed: bytes) -> bytes:
-        """Return the public key of 32 bytes of a seed."""
+        """Return the public key of a seed, 32 bytes."""
+        if not self.on:
+            return seed.ljust(KEY, b"\0")  # it only tells nodes apart
         return _private(seed).public_key().public_bytes_raw()
 
-    def pair_secrets(self, seed: bytes, keys: Sequence[bytes]) -> list[bytes]:
-        """Return the secrets that the owner of ``seed`` has with the owners of public keys.
+    def secrets(self, seed: bytes, keys: Sequence[bytes]) -> list[bytes]:
+        """Return the secrets that the owner of ``seed`` shares with those of public keys.
 
-        Raises `SecureError` for a public key with which the secret would be known to everyone.
+        Raises `SecureError` for a public key with which anyone would know the secret.
         """
-        private = _private(seed)
-        return [_exchange(private, key) for key in keys]
+        return _exchanges(seed, keys) if self.on else [b""] * len(keys)
 
     def run_secret(self, seed: bytes, key: bytes) -> bytes:
-        """Return one pair's secret of the whole run, as `pair_secrets`; this process keeps it."""
-        return _run_secret(seed, key)
+        """Return the secret of two run keys, as `secrets`; the process remembers it."""
+        return _run_secret(seed, key) if self.on else b""
 
     def seal(self, secret: bytes, bound: bytes, way: tuple[int, int], shares: bytes) -> bytes:
-        """Encrypt a node's two shares for another node; ``way``: both places in the roster.
+        """Encrypt two shares, 34 bytes, to 50; ``way``: the places of sender and receiver.
 
-        AES-SIV stays safe if a node that lost its state seals other shares under the same key.
+        AES-SIV needs no nonce: a node that lost its state may seal again under the same key.
         """
-        return AESSIV(_derive(secret, SEAL, bound, way)).encrypt(shares, [bound])
+        return _cipher(secret, bound, way).encrypt(shares, [bound]) if self.on else bytes(SEALED)
 
     def open(self, secret: bytes, bound: bytes, way: tuple[int, int], sealed: bytes) -> bytes:
-        """Decrypt what `seal` returned; raises `SecureError` if it was sealed for another round."""
+        """Decrypt two shares; raises `SecureError` if they were sealed under another binding."""
         try:
-            return AESSIV(_derive(secret, SEAL, bound, way)).decrypt(sealed, [bound])
-        except (InvalidTag, ValueError):
+            return (
+                _cipher(secret, bound, way).decrypt(sealed, [bound]) if self.on else bytes(SHARES)
+            )
+        except InvalidTag:
             raise SecureError(
-                "a share does not open: nodes were shown different keys, rosters or terms"
+                "a share does not open: the server showed nodes different keys, terms or rosters"
             ) from None
 
-    def split(self, secret: bytes, threshold: int, nodes: int) -> list[bytes]:
-        """Return the shares of a secret, one for each node of the roster."""
-        return shamir.split(secret, threshold, nodes)
+    def split(self, seeds: Sequence[bytes], threshold: int, nodes: int) -> list[bytes]:
+        """Return for each node its shares of all seeds, 17 bytes each."""
+        if not self.on:
+            return [bytes(shamir.SHARE * len(seeds))] * nodes
+        shares = (shamir.split(seed, threshold, nodes) for seed in seeds)
+        return [b"".join(of_node) for of_node in zip(*shares, strict=True)]
 
     def join(self, shares: Mapping[int, bytes]) -> bytes:
-        """Return the secret of shares by the nodes' places in the roster."""
-        return shamir.join({place + 1: share for place, share in shares.items()})
+        """Return the seed of shares by place; raises `SecureError` if they do not fit together."""
+        return shamir.join({i + 1: share for i, share in shares.items()}) if self.on else b""
 
-    def add_mask(
-        self, words: Words, secret: bytes, purpose: bytes, bound: bytes, sign: int = 1
-    ) -> None:
-        """Add the mask of a secret to the words, in place; ``sign``: -1 subtracts it."""
-        key = _derive(secret, purpose, bound)
-        stream = Cipher(ChaCha20(key, bytes(16)), None).encryptor().update(bytes(words.nbytes))
-        change = np.add if sign > 0 else np.subtract
-        change(words, np.frombuffer(stream, WORD), out=words)
+    def add(
+        self, words: Words, own: int, secrets: Mapping[int, bytes], use: bytes, bound: bytes,
+        sign: int = 1,
+    ) -> None:  # fmt: skip
+        """Add masks to the words of the node at place ``own``, in place; ``sign`` -1 removes them.
 
-
-class NoPrimitives(Primitives):
-    """The same messages without cryptography: keys are random bytes, shares and masks zeros."""
-
-    def public_key(self, seed: bytes) -> bytes:
-        """Return 32 bytes that only name the seed."""
-        return seed.ljust(KEY, b"\0")
-
-    def pair_secrets(self, seed: bytes, keys: Sequence[bytes]) -> list[bytes]:
-        """Return empty secrets."""
-        return [b""] * len(keys)
-
-    def run_secret(self, seed: bytes, key: bytes) -> bytes:
-        """Return an empty secret."""
-        return b""
-
-    def seal(self, secret: bytes, bound: bytes, way: tuple[int, int], shares: bytes) -> bytes:
-        """Return zeros."""
-        return bytes(SEALED)
-
-    def open(self, secret: bytes, bound: bytes, way: tuple[int, int], sealed: bytes) -> bytes:
-        """Return zeros."""
-        return bytes(PLAIN)
-
-    def split(self, secret: bytes, threshold: int, nodes: int) -> list[bytes]:
-        """Return zeros."""
-        return [bytes(shamir.SHARE)] * nodes
-
-    def join(self, shares: Mapping[int, bytes]) -> bytes:
-        """Return zeros."""
-        return bytes(shamir.SECRET)
-
-    def add_mask(
-        self, words: Words, secret: bytes, purpose: bytes, bound: bytes, sign: int = 1
-    ) -> None:
-        """Do nothing."""
+        ``secrets``: by the place of the other node. The first of two nodes adds their mask and the
+        second subtracts it. A self mask is the one with itself.
+        """
+        for place, secret in secrets.items() if self.on else ():
+            stream = Cipher(ChaCha20(_derive(secret, use, bound), bytes(16)), None).encryptor()
+            change = np.add if (own <= place) == (sign > 0) else np.subtract
+            change(words, np.frombuffer(stream.update(bytes(words.nbytes)), WORD), out=words)
 
 
-def primitives(masks: bool) -> Primitives:
-    """Return the cryptography, or without ``masks`` its stand-ins."""
-    return Primitives() if masks else NoPrimitives()
+def _derive(secret: bytes, use: bytes, bound: bytes) -> bytes:
+    return HKDF(SHA256(), 32, None, use + bound).derive(secret)
 
 
-def new_seed(size: int = shamir.SECRET) -> bytes:
-    """Return random bytes from the operating system."""
-    return os.urandom(size)
-
-
-def add_pair_masks(
-    crypto: Primitives, words: Words, own: int, peers: Mapping[int, bytes], purpose: bytes,
-    bound: bytes, sign: int = 1,
-) -> None:  # fmt: skip
-    """Add the masks that the node at place ``own`` has with others, in place.
-
-    ``peers``: secrets by place. Of two nodes the first adds the mask, and the second subtracts it.
-    """
-    for place, secret in peers.items():
-        crypto.add_mask(words, secret, purpose, bound, sign if own < place else -sign)
+def _cipher(secret: bytes, bound: bytes, way: tuple[int, int]) -> AESSIV:
+    return AESSIV(_derive(secret, SEAL + b"".join(i.to_bytes(2, "little") for i in way), bound))
 
 
 def _private(seed: bytes) -> X25519PrivateKey:
-    return X25519PrivateKey.from_private_bytes(_derive(seed, b"x25519", b""))
+    return X25519PrivateKey.from_private_bytes(_derive(seed, PRIVATE, b""))
 
 
-def _exchange(private: X25519PrivateKey, key: bytes) -> bytes:
+def _exchanges(seed: bytes, keys: Sequence[bytes]) -> list[bytes]:
+    private = _private(seed)
     try:
-        return private.exchange(X25519PublicKey.from_public_bytes(key))
-    except ValueError:  # of a point of low order
-        raise SecureError("a public key of the roster is not a valid one") from None
+        return [private.exchange(X25519PublicKey.from_public_bytes(key)) for key in keys]
+    except ValueError:  # a point of low order
+        raise SecureError("a public key is invalid") from None
 
 
 @lru_cache(maxsize=1 << 16)
 def _run_secret(seed: bytes, key: bytes) -> bytes:
-    return _exchange(_private(seed), key)
-
-
-def _derive(secret: bytes, purpose: bytes, bound: bytes, way: tuple[int, int] = (0, 0)) -> bytes:
-    """Return a key of 32 bytes for one purpose, binding and direction."""
-    info = purpose + bound + way[0].to_bytes(2, "little") + way[1].to_bytes(2, "little")
-    return HKDF(SHA256(), 32, None, info).derive(secret)
+    return _exchanges(seed, [key])[0]

@@ -1,6 +1,6 @@
-"""Shamir's secret sharing of 16-byte secrets modulo the prime 2^130 - 5 (Shamir 1979).
+"""Shamir's secret sharing of 16 bytes modulo the prime 2^130 - 5 (Shamir 1979).
 
-Any ``threshold`` shares give the secret, and fewer give nothing about it.
+``threshold`` shares give the secret; fewer tell nothing about it.
 """
 
 from __future__ import annotations
@@ -10,46 +10,39 @@ from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
 
-from .terms import SecureError, expect_bytes
+from .terms import SecureError
 
 PRIME = (1 << 130) - 5
 SECRET, SHARE = 16, 17  # bytes
 
 
 def split(secret: bytes, threshold: int, shares: int) -> list[bytes]:
-    """Return the shares of a secret of 16 bytes, for x = 1, 2, ...; 17 bytes each."""
+    """Return the shares of a secret for x = 1, 2, ..., of 17 bytes each."""
     polynomial = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     polynomial.append(int.from_bytes(secret, "little"))
     found = []
     for x in range(1, shares + 1):
         value = 0
-        for coefficient in polynomial:  # Horner; a remainder per step would take longer
+        for coefficient in polynomial:  # Horner; a remainder in each step would take longer
             value = value * x + coefficient
         found.append((value % PRIME).to_bytes(SHARE, "little"))
     return found
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret; ``shares``: exactly the threshold's number of shares, by their x.
-
-    Raises `SecureError` if the shares are those of no secret.
-    """
-    value = 0
-    for weight, share in zip(_weights(tuple(shares)), shares.values(), strict=True):
-        expect_bytes("a share", share, SHARE)
-        value += weight * int.from_bytes(share, "little")
-    value %= PRIME
+    """Return the secret of ``threshold`` shares by x; raises `SecureError` if they have none."""
+    weighted = zip(_weights(tuple(shares)), shares.values(), strict=True)
+    value = sum(weight * int.from_bytes(share, "little") for weight, share in weighted) % PRIME
     if value >> 8 * SECRET:
-        raise SecureError("the shares belong to no secret")
+        raise SecureError("shares of a secret do not fit together: a node sent a wrong one")
     return value.to_bytes(SECRET, "little")
 
 
 @lru_cache(maxsize=8)
-def _weights(places: tuple[int, ...]) -> list[int]:
-    """Return the Lagrange coefficients at 0 for shares at these x."""
+def _weights(xs: tuple[int, ...]) -> list[int]:
+    """Return the Lagrange coefficients at 0 of shares at these x."""
+    others = [[x for x in xs if x != own] for own in xs]
     return [
-        prod(x for x in places if x != own)
-        * pow(prod(x - own for x in places if x != own), -1, PRIME)
-        % PRIME
-        for own in places
+        prod(rest) * pow(prod(x - own for x in rest), -1, PRIME) % PRIME
+        for own, rest in zip(xs, others, strict=True)
     ]

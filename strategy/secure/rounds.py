@@ -35,8 +35,7 @@ from edgewire.compression.flower.secure_messages import (
 from edgewire.compression.flower.server.inbox import count_received
 from edgewire.compression.flower.traffic import reason_of
 from edgewire.compression.quantizers.grid import Grid, mean_sizes
-from edgewire.compression.secure import Coordinator, Roster, SecureError
-from edgewire.compression.secure.coordinator import join_keys
+from edgewire.compression.secure import Coordinator, Roster, SecureError, roster_of
 from edgewire.compression.secure.terms import KEY, to_bitmap
 from edgewire.compression.wire import StreamSizes
 from edgewire.strategy.ordered_grid import OrderedGrid
@@ -167,7 +166,7 @@ class SecureRounds(Rounds):
             raise SecureError(
                 f"{len(given)} nodes sent keys, and secure.least={self._options.least} are needed"
             )
-        roster, refused = join_keys(given, self._options.masks)
+        roster, refused = roster_of(given, self._options.masks)
         for node in (node for node in asked if self._places.get(node) in refused):
             self._leave_out(number, node, refused[self._places[node]])
         return roster

@@ -41,7 +41,7 @@ from ..secure_messages import (
     loss_units,
     model_hash,
     orders_hash,
-    roster_of,
+    read_roster,
     secure_record,
     secure_values,
 )
@@ -85,7 +85,7 @@ class SecureMod:
     def answer(self, message: Message, context: Context) -> Message:
         """Answer a message about keys or shares."""
         content, kind = content_of(message), metadata_of(message)["_message_type"]
-        member, known = self._load(context.state)
+        member, known = self._load(context)
         if kind.endswith(KEYS):
             (run,) = secure_values(content, "run")
             if known.get("run") != run:
@@ -94,10 +94,9 @@ class SecureMod:
         elif kind.endswith(SHARES):
             terms, keys, bitmap, masks = secure_values(content, "terms", "keys", "roster", "masks")
             known = {**_extended(known, keys), "terms": terms}
-            roster = roster_of(known["keys"], bitmap, masks)
+            roster = read_roster(known["keys"], bitmap, masks)
             agreed = self._of.terms(known["run"], RoundHashes.from_bytes(terms), len(roster))
-            floor, config = self._floor(context), _config_hash(context)
-            said = {"sealed": member.share(agreed, roster, floor, config)}
+            said = {"sealed": member.share(agreed, roster, self._floor(context))}
             known["nodes"] = len(roster)
         else:
             said = {"shares": member.unmask(*secure_values(content, "alive"))}
@@ -109,7 +108,7 @@ class SecureMod:
         if not trains(message):
             return self._mod(message, context, call_next)
         came, state = content_of(message), context.state
-        member, known = self._load(state)
+        member, known = self._load(context)
         if self._of.sums:
             (sealed,) = secure_values(came, "sealed")
             nodes = known.get("nodes", 0)
@@ -117,7 +116,7 @@ class SecureMod:
             keys, bitmap = secure_values(came, "keys", "roster")
             known = _extended(known, keys)
             values_of(state)[KNOWN] = filled(ConfigRecord, known)
-            roster = roster_of(known["keys"], bitmap)
+            roster = read_roster(known["keys"], bitmap)
             nodes = len(roster)
         header = read(restored(came), DownlinkHeader)
         seen, metrics = list[RoundHashes](), dict[str, Any]()
@@ -146,8 +145,7 @@ class SecureMod:
         if self._of.sums:
             masked = member.masked(sealed, agreed, values)
         else:
-            floor, config = self._floor(context), _config_hash(context)
-            masked = member.masked_bare(agreed, roster, values, floor, config)
+            masked = member.masked_bare(agreed, roster, values, self._floor(context))
         content = {"arrays": payload_record(masked), HEADER: values_of(answered)[HEADER]}
         if self._counted(context) and STEPS in metrics:
             content["metrics"] = filled(MetricRecord, {STEPS: metrics[STEPS]})
@@ -169,13 +167,13 @@ class SecureMod:
     def _floor(self, context: Context) -> int:
         return max(self._least, int(context.node_config.get("secure-least", 0)))
 
-    def _load(self, state: RecordDict) -> tuple[Member, dict[str, Any]]:
+    def _load(self, context: Context) -> tuple[Member, dict[str, Any]]:
         """Return the node's side of the sum, whose record changes in place, and what it knows."""
-        values = values_of(state)
+        values = values_of(context.state)
         if VOLATILE not in values:
             values[VOLATILE] = filled(ConfigRecord, {})
         known = values_of(values[KNOWN]) if KNOWN in values else {}
-        return Member(values_of(values[VOLATILE]), self._masks), {**known}
+        return Member(values_of(values[VOLATILE]), self._masks, _config_hash(context)), {**known}
 
 
 def _extended(known: dict[str, Any], keys: bytes) -> dict[str, Any]:
