@@ -31,8 +31,8 @@ class Member:
 
     ``state``: bytes and ints by name, a dict or a ConfigRecord, empty at first. It holds secrets.
     The caller stores it before it sends an answer, and shows it to no one. ``masks``: False
-    simulates without cryptography, and protects nothing. ``config``: a hash of what must be the same
-    at all nodes and need not be known to the server, such as the run's configuration.
+    simulates without cryptography, and protects nothing. ``config``: a hash of what must be the
+    same at all nodes and need not be known to the server, such as the run's configuration.
 
     Mode `sum`: `run_key` once, then in each round `mask_key`, `share`, `masked`, `unmask`. Mode
     `bare`: `run_key` once, then `masked_bare` in each round. Methods raise `SecureError` for a

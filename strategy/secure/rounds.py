@@ -166,7 +166,8 @@ class SecureRounds(Rounds):
             raise SecureError(
                 f"{len(given)} nodes sent keys, and secure.least={self._options.least} are needed"
             )
-        roster, refused = roster_of(given, self._options.masks)
+        # Nodes read a roster from a bitmap of the list, so it is in the order of the list.
+        roster, refused = roster_of(dict(sorted(given.items())), self._options.masks)
         for node in (node for node in asked if self._places.get(node) in refused):
             self._leave_out(number, node, refused[self._places[node]])
         return roster
