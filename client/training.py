@@ -23,7 +23,6 @@ from edgewire.compression.flower.node.state import store_arrays, stored_arrays
 from edgewire.compression.flower.records import NO_ARRAYS, values_of
 from edgewire.compression.flower.secure_messages import SumOf
 from edgewire.compression.layout import Layout
-from edgewire.compression.quantizers.grid import Grid
 from edgewire.conf.build import (
     data_of,
     device_of,
@@ -292,11 +291,9 @@ def uplink_of(
         return mod
     # A virtual clock counts steps; else their number would tell how many samples a node has.
     alike = config.local_steps is not None
-    quantizer = mod.codec.quantizer
-    assert isinstance(quantizer, Grid)  # `edgewire.conf.rules` refuses others
     return SecureMod(
         mod,
-        SumOf(layout.size, quantizer.levels, len(layout), sums=secure.mode == "sum"),
+        SumOf.of(mod.codec, layout, secure.mode),
         layout,
         least=secure.least,
         masks=secure.masks,

@@ -104,8 +104,7 @@ class StepContext:
     server averages in its next step, including this update; 0 if unknown. ``number``: the number of
     the update, from 1: that of the round, or the count of a node's messages; 0 if unknown.
     ``density_factor``: multiplies the share of entries that a ``scalable`` sparsifier sends.
-    ``common``: per tensor, what all nodes know of the values' size, for a ``summable`` quantizer;
-    None: nothing.
+    ``common``: what all nodes have in common, for a `SummableQuantizer`; None: nothing.
     """
 
     layout: Layout
@@ -238,7 +237,6 @@ class Quantizer(Method, ABC):
     exact: ClassVar[bool] = False  # True: it is lossless
     feedback: ClassVar[bool] = False  # True: it needs error feedback, which is then on by default
     keeps_norm: ClassVar[bool] = False  # True: |decoded| <= |values|, apart from rounding
-    summable: ClassVar[bool] = False  # True: it is a `SummableQuantizer`
     sent_options: ClassVar[int] = 0  # how many options, the first ones, the decoder needs
 
     def params(self) -> Params:

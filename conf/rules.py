@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Bulyan, FedAvg, FedProx, MultiKrum, QFedAvg,
 
 from edgewire.compression.codec import Codec
 from edgewire.compression.flower.server.statistics_averaging import ROBUST, wrapped
+from edgewire.compression.quantizers.grid import SummableQuantizer
 from edgewire.compression.validation import FOREVER
 from edgewire.conf.schema import Config, ConfigError
 
@@ -256,8 +257,8 @@ def _secure(c: Choice, s: Any) -> Rows:
     config, among, how, codec = c.config, s.participation, s.aggregation, c.codecs.uplink
     screen, down = config.screen, c.codecs.downlink
     wrong = {
-        "compression=grid, of which sums can be taken": codec is None
-        or not codec.quantizer.summable
+        "compression=grid or lowrank, of which sums can be taken": codec is None
+        or not isinstance(codec.quantizer, SummableQuantizer)
         or codec.sparsifier.selects,
         "compression.coder=raw": codec is not None and codec.coder.name != "raw",
         "compression.exact=null": codec is not None and bool(codec.exact_names),

@@ -370,10 +370,11 @@ class Rounds(Server):
             for name in self._measured
         }
 
-    def _step(self, rate: float, used: int) -> None:
+    def _step(self, rate: float, used: int, common: list[int] | None = None) -> None:
         """Take the optimiser's step with the mean of the added updates; `used`: their number.
 
-        With a downlink codec, the nodes later repeat this step.
+        With a downlink codec, the nodes later repeat this step. `common`: what the nodes had in
+        common (`SummableQuantizer`).
         """
         indices, values = self._mean.taken()
         if self._strategy.optimizer.incremental and used != self._present:
@@ -392,6 +393,7 @@ class Rounds(Server):
                 seed=seed,
                 number=self.replica.version + 1,
                 context=self.replica.context,
+                common=common,
             )
             # The server uses what nodes decode. Exact tensors are whole in a lossless payload too.
             if not self._downlink.exact or self._downlink.exact_names:

@@ -65,8 +65,8 @@ class DownlinkHeader(NamedTuple):
       tensor (`tied_weights.py`).
     - `density_factor`: by which the sparsifier's density is multiplied in the reply. None: 1.
     - `more_bits`: how many bits per value the quantizer of the reply takes more. None: 0.
-    - `common`: per tensor, what all nodes know of the updates, for a quantizer whose values are
-      added up. None: nothing.
+    - `common`: what all nodes have in common, for a quantizer whose levels are summed over the
+      nodes (`quantizers/grid.py`). None: nothing.
     """
 
     number: int | None = None

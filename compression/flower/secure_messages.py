@@ -4,8 +4,8 @@ A message has a ConfigRecord `SECURE` for the sum. By message type, its values a
 
 - `query.secure_keys`: `run`, the nonce of the server's session. The reply has `keys`: the node's
   run key and, in mode `sum`, its mask key of the round.
-- `query.secure_shares` (mode `sum`): `terms`, that is the round's number, whether there is a common
-  scale, and two hashes; `keys`, run keys that the node does not know yet, which it puts into its
+- `query.secure_shares` (mode `sum`): `terms`, that is the round's number, the number of
+  levels, and two hashes; `keys`, run keys that the node does not know yet, which it puts into its
   list at the place that stands before them; `roster`, a bitmap over this list; `masks`, the mask
   keys of the nodes in the roster. The reply has `sealed`, the shares for the other nodes.
 - `train.step`: in mode `sum` `sealed`, a bitmap of the nodes that have shared and their shares for
@@ -25,66 +25,85 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from ..base import DIVERGED
-from ..quantizers.grid import OFFSET
+from ..base import DIVERGED, TensorSlices
+from ..codec import Codec
+from ..decoder import parts_of
+from ..layout import Layout
+from ..quantizers.grid import OFFSET, SummableQuantizer
 from ..secure import Peer, Roster, SecureError, Terms, threshold_of
 from ..secure.terms import HASH, KEY, from_bitmap
 from .headers import DownlinkHeader, TrainConfig
+from .native_tensors import Arrays
 from .records import Vector, filled, values_of
 
 SECURE = "secure"  # the name of the ConfigRecord
 KEYS, SHARES, UNMASK = QUERIES = ("secure_keys", "secure_shares", "secure_unmask")
 # A loss is summed in units of 2^-12, up to 2^15; losses beyond that count as 2^15.
 LOSS_UNITS, MOST_LOSS = 1 << 12, 1 << 27
-_HEAD = struct.Struct("<Q?")
+_HEAD = struct.Struct("<QQ")
 PLACE = 4  # bytes before run keys: the place of the first of them in the list, little-endian
 
 
 class RoundHashes(NamedTuple):
     """What a server says of a round before it sends the model: `model_hash`, `orders_hash`.
 
-    `scaled`: False in a run's first round, which has no common scale and so no levels.
+    `entries`: the number of levels; 0 in a run's first round, in which nothing is in common yet.
     """
 
     number: int
-    scaled: bool
+    entries: int
     model: bytes
     orders: bytes
 
     def to_bytes(self) -> bytes:
-        """Return 73 bytes."""
-        return _HEAD.pack(self.number, self.scaled) + self.model + self.orders
+        """Return 80 bytes."""
+        return _HEAD.pack(self.number, self.entries) + self.model + self.orders
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RoundHashes:
         """Return what `to_bytes` encoded; raises `SecureError` for other bytes."""
         if len(data) != _HEAD.size + 2 * HASH:
             raise SecureError("these bytes are no terms of a round")
-        number, scaled = _HEAD.unpack_from(data)
-        return cls(number, scaled, data[_HEAD.size : -HASH], data[-HASH:])
+        return cls(*_HEAD.unpack_from(data), data[_HEAD.size : -HASH], data[-HASH:])
 
 
 class SumOf(NamedTuple):
     """What a run's secure sums are of, which both ends know from the configuration and the model.
 
-    `entries`: the number of levels, which are from -`levels` to `levels`. `tensors`: the number of
-    sizes (`quantizers/grid.py`). `sums`: True in mode `sum`, False in mode `bare`.
+    `quantizer`, `parts`: how levels are made, and of which tensors. `sums`: True in mode `sum`,
+    False in mode `bare`.
     """
 
-    entries: int
-    levels: int
-    tensors: int
+    quantizer: SummableQuantizer
+    parts: TensorSlices
     sums: bool
 
-    def terms(self, run: bytes, said: RoundHashes, nodes: int) -> Terms:
-        """Return the terms of a round of `nodes` nodes in a session; the sections end with a loss.
+    @classmethod
+    def of(cls, codec: Codec, layout: Layout, mode: str) -> SumOf:
+        """Return it for the nodes' codec, which `edgewire.conf.rules` has checked."""
+        quantizer = codec.quantizer
+        assert isinstance(quantizer, SummableQuantizer)
+        return cls(quantizer, parts_of(None, layout), mode == "sum")
 
-        Raises `SecureError` for numbers that are out of range.
+    def hashes(
+        self, header: DownlinkHeader, orders: TrainConfig, model: Vector, natives: Arrays
+    ) -> RoundHashes:
+        """Return the hashes of a round; raises `PayloadError` for a wrong `header.common`."""
+        common = header.common
+        entries = 0 if common is None else self.quantizer.entries(common, self.parts)
+        said = model_hash(model, natives), orders_hash(orders, header)
+        return RoundHashes(header.number or 0, entries, *said)
+
+    def terms(self, run: bytes, said: RoundHashes, nodes: int) -> Terms:
+        """Return the terms of a round of `nodes` nodes in a session.
+
+        The sections are the levels, the sizes, and a loss. Raises `SecureError` for numbers that
+        are out of range.
         """
-        rest = (self.tensors, OFFSET), (1, MOST_LOSS)
-        sections = ((self.entries, self.levels), *rest) if said.scaled else rest
+        rest = (self.quantizer.tensors(self.parts), OFFSET), (1, MOST_LOSS)
+        levels = ((said.entries, self.quantizer.levels),) if said.entries else ()
         threshold = threshold_of(nodes) if self.sums else 0
-        return Terms(run, said.number, threshold, sections, 0.0, said.model, said.orders)
+        return Terms(run, said.number, threshold, (*levels, *rest), 0.0, said.model, said.orders)
 
 
 def loss_units(loss: float | None) -> NDArray[np.int64]:

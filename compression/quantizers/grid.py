@@ -1,5 +1,6 @@
 """Integer levels on a scale that all nodes share, so that a sum of levels is the sum of updates."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -7,7 +8,16 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Kind, PayloadError, Spec, StepContext, Streams, TensorSlices, Vector
+from ..base import (
+    Kind,
+    PayloadError,
+    Quantizer,
+    Spec,
+    StepContext,
+    Streams,
+    TensorSlices,
+    Vector,
+)
 from ..registry import register
 from ..validation import bounded
 from .scaling import ScaledQuantizer, check_scales, magnitudes, multiply, root_mean_squares
@@ -17,13 +27,62 @@ STEPS = 8
 LEAST, MOST = -160 * STEPS, 128 * STEPS  # float32's values are from 2^-149 to 2^128
 OFFSET = -LEAST  # headers hold no negative numbers
 _ROOTS = np.exp2(np.arange(STEPS) / STEPS).astype(np.float32)
-_I2 = np.dtype("<i2")
+I2 = np.dtype("<i2")
+Ints = NDArray[np.integer[Any]]
 Sizes = NDArray[np.int64]
+
+
+class SummableQuantizer(Quantizer):
+    """A quantizer whose levels, integers from -``levels`` to ``levels``, can be added over nodes.
+
+    That needs something that all nodes have in common, such as scales. It is a list of integers
+    from 0 on (``common``), which the server computes after each round from the sums alone, and
+    sends with the next one. In the first round there is none, and no levels are summed, only sizes.
+    """
+
+    levels: int
+
+    @abstractmethod
+    def entries(self, common: Sequence[int], parts: TensorSlices) -> int:
+        """Return how many levels a node sends; raise PayloadError for a wrong ``common``."""
+
+    @abstractmethod
+    def tensors(self, parts: TensorSlices) -> int:
+        """Return how many sizes a node sends."""
+
+    @abstractmethod
+    def summed(self, streams: Streams, parts: TensorSlices) -> tuple[Ints, Ints]:
+        """Return the levels and the sizes in the streams of `encode`."""
+
+    @abstractmethod
+    def mean_of(
+        self, total: Ints, nodes: int, common: Sequence[int], parts: TensorSlices
+    ) -> Vector:
+        """Return the mean of the values that ``nodes`` nodes sent, (k,) float32.
+
+        ``total``: the sums of their levels. ``common``: what they had in common.
+        """
+
+    @abstractmethod
+    def next_common(
+        self,
+        total: Ints | None,
+        sizes: Ints,
+        nodes: int,
+        common: Sequence[int],
+        parts: TensorSlices,
+        generator: np.random.Generator,
+    ) -> list[int]:
+        """Return what the nodes of the next round have in common.
+
+        ``total``: the sums of the levels of ``nodes`` nodes; None: it was the first round.
+        ``sizes``: the sums of their sizes. ``common``: what they had in common.
+        """
 
 
 @register("quantizer")
 @dataclass(frozen=True)
-class Grid(ScaledQuantizer):
+class Grid(ScaledQuantizer, SummableQuantizer):
     """Sends rint(x / scale), clipped to -levels..levels, with a scale that all nodes share.
 
     The scale of a tensor is ``reach`` / ``levels`` times its common size, which is the geometric
@@ -39,7 +98,6 @@ class Grid(ScaledQuantizer):
     name: ClassVar[str] = "grid"
     id: ClassVar[int] = 12
     feedback: ClassVar[bool] = True
-    summable: ClassVar[bool] = True
     dtype: ClassVar[np.dtype[Any]] = np.dtype("i1")
     top: ClassVar[int] = 127
     sent_options: ClassVar[int] = 1
@@ -72,12 +130,12 @@ class Grid(ScaledQuantizer):
         common = None if step.common is None else _checked(step.common, parts)
         own = sizes_of(values, parts, common)
         scales = self.scales_of(own if common is None else common)
-        return scales, self.rounded(values, scales, parts, step), own.astype(_I2)
+        return scales, self.rounded(values, scales, parts, step), own.astype(I2)
 
     def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: scales, levels, sizes."""
         scales, levels = super().specs(parts)
-        return scales, levels, Spec(Kind.LEVELS, _I2, scales.size)
+        return scales, levels, Spec(Kind.LEVELS, I2, scales.size)
 
     def checked(self, levels: NDArray[Any], parts: TensorSlices) -> NDArray[Any]:
         """Return the levels; raise PayloadError for a level beyond ``levels``."""
@@ -85,13 +143,35 @@ class Grid(ScaledQuantizer):
             raise PayloadError(f"payload holds a level beyond {self.levels}")
         return levels
 
-    def mean_of(
-        self, total: NDArray[np.int64], nodes: int, common: Sequence[int], parts: TensorSlices
-    ) -> Vector:
-        """Return the mean of what ``nodes`` nodes sent, (k,) float32, from the sum of their levels.
+    def entries(self, common: Sequence[int], parts: TensorSlices) -> int:
+        """Return how many values there are."""
+        _checked(common, parts)
+        return int(parts.segments[-1])
 
-        ``total``: (k,) sums of levels. ``common``: the sizes that the nodes got.
-        """
+    def tensors(self, parts: TensorSlices) -> int:
+        """Return T, the number of tensors."""
+        return len(parts.segments) - 1
+
+    def summed(self, streams: Streams, parts: TensorSlices) -> tuple[Ints, Ints]:
+        """Return the levels, (k,) int8, and the sizes, (T,) int16."""
+        return streams[1], streams[2]
+
+    def next_common(
+        self,
+        total: Ints | None,
+        sizes: Ints,
+        nodes: int,
+        common: Sequence[int],
+        parts: TensorSlices,
+        generator: np.random.Generator,
+    ) -> list[int]:
+        """Return the mean of the sizes, + `OFFSET`."""
+        return mean_sizes(sizes, nodes)
+
+    def mean_of(
+        self, total: Ints, nodes: int, common: Sequence[int], parts: TensorSlices
+    ) -> Vector:
+        """Multiply the mean level of each value by its tensor's scale."""
         scales = self.scales_of(_checked(common, parts)) / np.float32(nodes)
         check_scales(scales, self.levels * nodes)
         return multiply(total, scales, parts.segments)
@@ -111,7 +191,7 @@ def sizes_of(values: Vector, parts: TensorSlices, zeros: Sizes | None = None) ->
     return sizes
 
 
-def mean_sizes(total: NDArray[np.int64], nodes: int) -> list[int]:
+def mean_sizes(total: Ints, nodes: int) -> list[int]:
     """Return the common sizes for headers, from the sums of the sizes of ``nodes`` nodes."""
     mean = np.clip(np.rint(total / nodes), LEAST, MOST) + OFFSET
     return [int(each) for each in mean]

@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
 from numpy.typing import NDArray
 
-from edgewire.compression.base import PayloadError, TensorSlices, quiet
+from edgewire.compression.base import PayloadError, quiet
 from edgewire.compression.flower.headers import HEADER, LOSS, DownlinkHeader, TrainConfig
 from edgewire.compression.flower.message_size import measured, other_than_payloads
 from edgewire.compression.flower.records import (
@@ -25,16 +25,12 @@ from edgewire.compression.flower.secure_messages import (
     SECURE,
     SHARES,
     UNMASK,
-    RoundHashes,
     SumOf,
-    model_hash,
-    orders_hash,
     secure_record,
     secure_values,
 )
 from edgewire.compression.flower.server.inbox import count_received
 from edgewire.compression.flower.traffic import reason_of
-from edgewire.compression.quantizers.grid import Grid, mean_sizes
 from edgewire.compression.secure import Coordinator, Roster, SecureError, roster_of
 from edgewire.compression.secure.terms import KEY, to_bitmap
 from edgewire.compression.wire import StreamSizes
@@ -72,14 +68,8 @@ class SecureRounds(Rounds):
                 f"secure={mode} sums the changes of parameters, and {what} would be sent as "
                 "values: give personal=batchnorm, or a model without such tensors"
             )
-        uplink = strategy.codecs.uplink
-        assert uplink is not None  # conf/rules.py
-        assert isinstance(uplink.quantizer, Grid)
-        self._quantizer = uplink.quantizer
-        self._parts = TensorSlices(self.layout.offsets, self.layout.shapes)
-        self._of = SumOf(
-            self.layout.size, self._quantizer.levels, len(self.layout), sums=mode == "sum"
-        )
+        assert strategy.codecs.uplink is not None  # conf/rules.py
+        self._of = SumOf.of(strategy.codecs.uplink, self.layout, mode)
         self._likes = {k: Message(RecordDict(), 0, f"query.{k}") for k in (KEYS, SHARES, UNMASK)}
         self._begin_session()
 
@@ -115,12 +105,9 @@ class SecureRounds(Rounds):
         """Return the nodes in the sum, and the sums of the sections; PayloadError without a sum."""
         common = self._state.common or None
         roster = self._roster(number, asked, timeout)
-        said = RoundHashes(
-            number,
-            common is not None,
-            model_hash(self.model, self.reported.natives),
-            orders_hash(TrainConfig(lr, number), DownlinkHeader(number, common=common)),
-        )
+        header = DownlinkHeader(number, common=common)
+        orders, natives = TrainConfig(lr, number), self.reported.natives
+        said = self._of.hashes(header, orders, self.model, natives)
         terms = self._of.terms(self._run, said, len(roster))
         sum_of = Coordinator(terms, roster, self._options.masks)
         there = {peer.node for peer in roster.peers}
@@ -273,12 +260,15 @@ class SecureRounds(Rounds):
             acks.applied(())
             return
         *levels, sizes, losses = totals
-        common, state.common = state.common, mean_sizes(sizes, nodes)
+        total, common, of = levels[0] if levels else None, state.common, self._of
+        seed = self._strategy.codecs.seed, state.round
+        state.common = of.quantizer.next_common(
+            total, sizes, nodes, common, of.parts, np.random.default_rng(seed)
+        )
         state.train_metrics = {LOSS: int(losses[0]) / LOSS_UNITS / nodes}
-        if not levels:
+        if total is None:
             acks.applied(())
             return
-        values = self._quantizer.mean_of(levels[0], nodes, common, self._parts)
-        self._mean.add(None, values, 1.0)
-        self._step(lr if self._strategy.rate is None else self._strategy.rate, nodes)
+        self._mean.add(None, of.quantizer.mean_of(total, nodes, common, of.parts), 1.0)
+        self._step(lr if self._strategy.rate is None else self._strategy.rate, nodes, common)
         acks.applied(used)

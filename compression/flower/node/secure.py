@@ -39,8 +39,6 @@ from ..secure_messages import (
     RoundHashes,
     SumOf,
     loss_units,
-    model_hash,
-    orders_hash,
     read_roster,
     secure_record,
     secure_values,
@@ -122,7 +120,7 @@ class SecureMod:
         seen, metrics = list[RoundHashes](), dict[str, Any]()
 
         def checked(message: Message, context: Context) -> Message:
-            seen.append(_seen(message, header))
+            seen.append(self._seen(message, header))
             if self._of.sums and seen[0].to_bytes() != known.get("terms"):
                 raise SecureError("the model or the settings are not those of the round's terms")
             reply = call_next(message, context)
@@ -140,7 +138,7 @@ class SecureMod:
         if reply.has_error():
             return reply
         answered = restored(content_of(reply))
-        values = self._values(answered, metrics, scaled=seen[0].scaled)
+        values = self._values(answered, metrics, scaled=seen[0].entries > 0)
         agreed = self._of.terms(known.get("run", b""), seen[0], nodes)
         if self._of.sums:
             masked = member.masked(sealed, agreed, values)
@@ -153,6 +151,12 @@ class SecureMod:
         reply.content = found if answered is content_of(reply) else compact(found)
         return reply
 
+    def _seen(self, message: Message, header: DownlinkHeader) -> RoundHashes:
+        """Return what the app gets, as the round's terms say it."""
+        content = values_of(content_of(message))
+        arrays, orders = content["arrays"], TrainConfig.of(values_of(content["config"]))
+        return self._of.hashes(header, orders, to_vector(arrays), natives_of(arrays))
+
     def _values(
         self, answered: RecordDict, metrics: dict[str, Any], *, scaled: bool
     ) -> list[NDArray[Any]]:
@@ -160,7 +164,8 @@ class SecureMod:
         payload = payload_of(answered)
         if payload is None or payloads_in(answered) > 1:
             raise SecureError("the update holds native tensors, which cannot be summed")
-        _, levels, sizes = quantized(payload[1], self._layout)
+        streams = quantized(payload[1], self._layout)
+        levels, sizes = self._of.quantizer.summed(streams, self._of.parts)
         rest = [sizes, loss_units(metrics.get(LOSS))]
         return [levels, *rest] if scaled else rest
 
@@ -188,11 +193,3 @@ def _config_hash(context: Context) -> bytes:
     """Return the SHA-256 of the run's configuration, which must be the same at all nodes."""
     said = [str(context.run_config.get(name)) for name in ("config", "overrides")]
     return sha256(repr(said).encode()).digest()
-
-
-def _seen(message: Message, header: DownlinkHeader) -> RoundHashes:
-    """Return what the app gets, as the round's terms say it."""
-    content = values_of(content_of(message))
-    arrays, orders = content["arrays"], TrainConfig.of(values_of(content["config"]))
-    hashes = model_hash(to_vector(arrays), natives_of(arrays)), orders_hash(orders, header)
-    return RoundHashes(header.number or 0, header.common is not None, *hashes)
