@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from os import urandom
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +23,14 @@ def roster_of(
     ``keys``: by node its run key, and in mode `sum` its mask key. Of two nodes with one key the
     first one is in the roster. Raises `SecureError` if fewer than two nodes are left.
     """
-    seen, peers, refused, seed = set[bytes](), list[Peer](), dict[int, str](), os.urandom(SECRET)
+    seen, peers, refused, seed = set[bytes](), list[Peer](), dict[int, str](), urandom(SECRET)
     for node, given in keys.items():
         try:
             for key in given:
                 expect_bytes("a public key", key, KEY)
             Masks(masks).secrets(seed, given)  # fails for a key that would fail at the nodes
-            if seen.intersection(given):
-                raise SecureError("another node has its key")
+            if len(seen.union(given)) < len(seen) + len(given):
+                raise SecureError("it has the key of another node, or one key twice")
         except SecureError as error:
             refused[node] = str(error)
         else:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import MutableMapping, Sequence
+from os import urandom
 from typing import Any
 
 from numpy.typing import NDArray
@@ -48,13 +48,13 @@ class Member:
         """
         expect_bytes("the run's nonce", run, RUN)
         if self._state.get("run") != run:
-            self._set(run=run, run_seed=os.urandom(32), last=-1)
+            self._set(run=run, run_seed=urandom(32), last=-1)
         return self._masks.public_key(self._state["run_seed"])
 
     def mask_key(self) -> bytes:
         """Begin a round and give up an open one; return a new public key, 32 bytes."""
         self._expect(None)
-        self._set(stage=KEYED, mask_seed=os.urandom(SECRET))
+        self._set(stage=KEYED, mask_seed=urandom(SECRET))
         return self._masks.public_key(self._state["mask_seed"])
 
     def share(self, terms: Terms, roster: Roster, least: int = 2) -> bytes:
@@ -63,7 +63,7 @@ class Member:
         ``least``: of how many nodes the owner of this one allows a sum.
         """
         self._expect(KEYED)
-        seed, self_seed = self._state["mask_seed"], os.urandom(SECRET)
+        seed, self_seed = self._state["mask_seed"], urandom(SECRET)
         own, bound = self._entered(terms, roster, least, self._masks.public_key(seed))
         shares = self._masks.split([self_seed, seed], terms.threshold, len(roster))
         secrets = self._run_secrets(roster, own)

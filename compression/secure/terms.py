@@ -6,7 +6,6 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
-from math import isfinite
 from typing import Any, NamedTuple
 
 from ..base import PayloadError
@@ -47,17 +46,16 @@ class Terms:
     def __post_init__(self) -> None:
         for name, size in (("run", RUN), ("model", HASH), ("support", HASH)):
             expect_bytes(f"{name} in the terms", getattr(self, name), size)
-        expect_counts("round and threshold", self.round, self.threshold)
-        for section in self.sections:
-            expect_counts("a section's count and magnitude", *section)
-        if not (isinstance(self.clip, int | float) and isfinite(self.clip)):
-            raise SecureError("the terms' clip is no finite number")
+        try:
+            self.to_bytes()
+        except (struct.error, TypeError):
+            raise SecureError("the terms hold what is no integer from 0 to 2^64 - 1") from None
 
     def to_bytes(self) -> bytes:
         """Return an encoding that differs for all other terms."""
-        head = struct.pack("<16sQQd", self.run, self.round, self.threshold, self.clip)
+        numbers = struct.pack("<QQd", self.round, self.threshold, self.clip)
         sections = (struct.pack("<QQ", *section) for section in self.sections)
-        return head + self.model + self.support + b"".join(sections)
+        return self.run + self.model + self.support + numbers + b"".join(sections)
 
 
 @dataclass(frozen=True)
