@@ -12,6 +12,7 @@ from .masks import BARE, PAIR, SEALED, SELF, SHARES, Masks
 from .packing import Packing
 from .shamir import SECRET, SHARE
 from .terms import (
+    NO_KEY,
     RUN,
     Roster,
     SecureError,
@@ -127,7 +128,7 @@ class Member:
     ) -> bytes:
         """Return this node's masked update in mode `bare`; the arguments are as above."""
         self._expect(None)
-        own, bound = self._entered(terms, roster, least, b"")
+        own, bound = self._entered(terms, roster, least, NO_KEY)
         packing = Packing(terms.sections, len(roster))
         words = packing.words(values)
         self._masks.add(words, own, self._run_secrets(roster, own), BARE, bound)
@@ -159,8 +160,9 @@ class Member:
 
     def _run_secrets(self, roster: Roster, own: int) -> dict[int, bytes]:
         """Return the secrets with all other nodes, by place."""
-        seed, keys = self._state["run_seed"], [peer.run_key for peer in roster.peers]
-        return {i: self._masks.run_secret(seed, k) for i, k in enumerate(keys) if i != own}
+        keys = {i: peer.run_key for i, peer in enumerate(roster.peers) if i != own}
+        secrets = self._masks.secrets(self._state["run_seed"], [*keys.values()], keep=True)
+        return dict(zip(keys, secrets, strict=True))
 
     def _expect(self, stage: int | None) -> None:
         """Refuse a message without a run key, or in another stage of the round."""

@@ -76,7 +76,7 @@ def test_ten_nodes_dropping_at_any_step_leave_the_next_round_whole():
 
 @pytest.mark.parametrize("dropped", [(), (16,)])
 def test_wrong_shares_give_no_total_or_are_named_and_left_out(dropped):
-    """A dropped node's key tells which shares of it are wrong. Of a self mask nothing tells it."""
+    """A dropped node's key tells whose shares are wrong; of a self mask, only that some are."""
     group = Group(10)
     server = group.masked(1, dict.fromkeys(dropped, UPDATE))
     there = [node for node in group.ids if node not in dropped]
@@ -87,7 +87,7 @@ def test_wrong_shares_give_no_total_or_are_named_and_left_out(dropped):
         assert equal(server.totals(), group.expected(there))
         assert server.wrong == [13]
     else:
-        with pytest.raises(PayloadError, match="node sent a wrong"):
+        with pytest.raises(SecureError, match="self mask do not fit together"):
             server.totals()
 
 

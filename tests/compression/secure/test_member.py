@@ -87,7 +87,11 @@ def flipped(data: bytes, at: int) -> bytes:
 
 
 NO_KEY, DUE, OVER = "missing or changed in the roster", "late, early or repeated", "round . is over"
-OPEN, DIFFER, LEFT = "a share does not open", "the model or the terms differ", "nodes are left"
+OPEN, DIFFER, LEFT = (
+    "a share of place . does not open",
+    "the model or the terms differ",
+    "nodes are left",
+)
 TWO, LACK = "one id or one key", "lack this node, or hold one that has not shared"
 REFUSED = {
     "no run key": ("no key for this run", None, lambda r: type(r.member)({}).mask_key()),
@@ -204,7 +208,7 @@ def test_a_sum_of_one_is_refused(nodes):
         Roster(peers)
 
 
-WRONG = {"run": b"short", "model": "text", "support": b"", "round": -1, "threshold": 0.5}
+WRONG = {"run": b"short", "model": "text", "support": b"", "round": 1 << 63, "threshold": 0.5}
 WRONG |= {"sections": ((1,),), "clip": "1"}
 
 
