@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from os import urandom
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +22,14 @@ def roster_of(
     ``keys``: by node its run key, and in mode `sum` its mask key. Of two nodes with one key the
     first one is in the roster. Raises `SecureError` if fewer than two nodes are left.
     """
-    seen, peers, refused, seed = set[bytes](), list[Peer](), dict[int, str](), os.urandom(SECRET)
+    seen, peers, refused, seed = set[bytes](), list[Peer](), dict[int, str](), urandom(SECRET)
     for node, given in keys.items():
         try:
             for key in given:
                 expect_bytes("a public key", key, KEY)
             Masks(masks).secrets(seed, given)  # fails for a key that would fail at the nodes
-            if seen.intersection(given):
-                raise SecureError("another node has its key")
+            if len(seen.union(given)) < len(seen) + len(given):
+                raise SecureError("it has the key of another node, or one key twice")
         except SecureError as error:
             refused[node] = str(error)
         else:
@@ -45,7 +44,8 @@ class Coordinator:
     Mode `sum`: `take_shares` of each node, `sealed_for` those that shared, `take_masked`, `alive`
     for those in the sum, `take_unmasked`, `totals`. Mode `bare`: `take_masked` and `totals`. A
     method that takes an answer raises PayloadError for a wrong one and does not use it. ``masks``:
-    as `Member`'s. ``wrong``: nodes whose shares did not fit, in the order found.
+    as `Member`'s. ``wrong``: nodes whose share of a dropped node's seed does not fit its key; they
+    or the dropped one are at fault.
     """
 
     def __init__(self, terms: Terms, roster: Roster, masks: bool = True) -> None:
@@ -121,29 +121,26 @@ class Coordinator:
                 self._masks.add(words, place, pairs, PAIR, self._bound)
             for place in alive:
                 seed = self._joined(place, answered)
+                if seed != self._joined(
+                    place, answered[::-1]
+                ):  # if more than the threshold are left
+                    node = peers[place].node
+                    raise SecureError(f"the shares of node {node}'s self mask do not fit together")
                 self._masks.add(words, place, {place: seed}, SELF, self._bound, -1)
         return self._packing.totals(words, len(alive))
 
     def _mask_seed(self, place: int, answered: list[int]) -> tuple[bytes, list[int]]:
-        """Return a dropped node's seed, and the nodes whose shares fit its public key."""
-        peer, seed = self._roster.peers[place], b""
+        """Return a dropped node's seed, and the nodes whose shares of it fit its public key."""
+        peer, due = self._roster.peers[place], self._terms.threshold
         for turn in range(len(answered)):
             turned = answered[turn:] + answered[:turn]
-            with suppress(SecureError):
-                seed = self._joined(place, turned)
-                if not self._masks.on or self._masks.public_key(seed) == peer.mask_key:
-                    break
-        else:
-            raise SecureError(f"the shares of node {peer.node}'s mask key do not fit its key")
-        if not turn:
-            return seed, answered
-        due, fit = self._terms.threshold, list[int]()
-        for i in turned:
-            with suppress(SecureError):
-                ok = i in turned[:due] or self._joined(place, [*turned[1:due], i]) == seed
-                fit += [i] * ok
-        self.wrong += [self._roster.peers[i].node for i in answered if i not in fit]
-        return seed, fit
+            seed, first = self._joined(place, turned), turned[:due]
+            if not self._masks.on or self._masks.public_key(seed) == peer.mask_key:
+                others = turned[due:] if turn else []
+                bad = [i for i in others if self._joined(place, [i, *first[1:]]) != seed]
+                self.wrong += [self._roster.peers[i].node for i in bad]
+                return seed, [i for i in answered if i not in bad]
+        raise SecureError(f"the shares of node {peer.node}'s mask key do not fit its key")
 
     def _joined(self, place: int, answered: Sequence[int]) -> bytes:
         """Return a node's seed from the shares of the first nodes of ``answered``."""

@@ -40,33 +40,30 @@ class Masks:
             return seed.ljust(KEY, b"\0")  # it only tells nodes apart
         return _private(seed).public_key().public_bytes_raw()
 
-    def secrets(self, seed: bytes, keys: Sequence[bytes]) -> list[bytes]:
-        """Return the secrets that the owner of ``seed`` shares with those of public keys.
+    def secrets(self, seed: bytes, keys: Sequence[bytes], keep: bool = False) -> list[bytes]:
+        """Return the secrets that the owner of ``seed`` has with the owners of public keys.
 
-        Raises `SecureError` for a public key with which anyone would know the secret.
+        ``keep``: keep them in this process. Raises `SecureError` for a key of low order, with which
+        anyone would know the secret.
         """
-        return _exchanges(seed, keys) if self.on else [b""] * len(keys)
-
-    def run_secret(self, seed: bytes, key: bytes) -> bytes:
-        """Return the secret of two run keys, as `secrets`; the process remembers it."""
-        return _run_secret(seed, key) if self.on else b""
+        if not self.on:
+            return [b""] * len(keys)
+        return [_kept(seed, key) for key in keys] if keep else _exchanged(seed, keys)
 
     def seal(self, secret: bytes, bound: bytes, way: tuple[int, int], shares: bytes) -> bytes:
-        """Encrypt two shares, 34 bytes, to 50; ``way``: the places of sender and receiver.
-
-        AES-SIV needs no nonce: a node that lost its state may seal again under the same key.
-        """
+        """Encrypt two shares, 34 bytes, to 50; ``way``: the places of sender and receiver."""
+        # AES-SIV needs no nonce: a node that lost its state may seal again under the same key.
         return _cipher(secret, bound, way).encrypt(shares, [bound]) if self.on else bytes(SEALED)
 
     def open(self, secret: bytes, bound: bytes, way: tuple[int, int], sealed: bytes) -> bytes:
         """Decrypt two shares; raises `SecureError` if they were sealed under another binding."""
+        if not self.on:
+            return bytes(SHARES)
         try:
-            return (
-                _cipher(secret, bound, way).decrypt(sealed, [bound]) if self.on else bytes(SHARES)
-            )
+            return _cipher(secret, bound, way).decrypt(sealed, [bound])
         except InvalidTag:
             raise SecureError(
-                "a share does not open: the server showed nodes different keys, terms or rosters"
+                f"a share of place {way[0]} does not open: nodes saw different keys or terms"
             ) from None
 
     def split(self, seeds: Sequence[bytes], threshold: int, nodes: int) -> list[bytes]:
@@ -77,17 +74,17 @@ class Masks:
         return [b"".join(of_node) for of_node in zip(*shares, strict=True)]
 
     def join(self, shares: Mapping[int, bytes]) -> bytes:
-        """Return the seed of shares by place; raises `SecureError` if they do not fit together."""
+        """Return the seed of shares by place; other bytes if they do not fit together."""
         return shamir.join({i + 1: share for i, share in shares.items()}) if self.on else b""
 
     def add(
         self, words: Words, own: int, secrets: Mapping[int, bytes], use: bytes, bound: bytes,
         sign: int = 1,
     ) -> None:  # fmt: skip
-        """Add masks to the words of the node at place ``own``, in place; ``sign`` -1 removes them.
+        """Add the masks of a node at place ``own`` to its words; with ``sign`` -1 remove them.
 
-        ``secrets``: by the place of the other node. The first of two nodes adds their mask and the
-        second subtracts it. A self mask is the one with itself.
+        ``secrets``: by the other node's place. The first of two nodes adds their mask, the second
+        subtracts it. A self mask is the one with itself.
         """
         for place, secret in secrets.items() if self.on else ():
             stream = Cipher(ChaCha20(_derive(secret, use, bound), bytes(16)), None).encryptor()
@@ -107,14 +104,14 @@ def _private(seed: bytes) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(_derive(seed, PRIVATE, b""))
 
 
-def _exchanges(seed: bytes, keys: Sequence[bytes]) -> list[bytes]:
+def _exchanged(seed: bytes, keys: Sequence[bytes]) -> list[bytes]:
     private = _private(seed)
     try:
         return [private.exchange(X25519PublicKey.from_public_bytes(key)) for key in keys]
-    except ValueError:  # a point of low order
+    except ValueError:
         raise SecureError("a public key is invalid") from None
 
 
 @lru_cache(maxsize=1 << 16)
-def _run_secret(seed: bytes, key: bytes) -> bytes:
-    return _exchanges(seed, [key])[0]
+def _kept(seed: bytes, key: bytes) -> bytes:
+    return _exchanged(seed, [key])[0]

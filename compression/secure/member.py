@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import MutableMapping, Sequence
 from hashlib import sha256
+from os import urandom
 from typing import Any
 
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from .masks import BARE, PAIR, SEALED, SELF, SHARES, Masks
 from .packing import Packing
 from .shamir import SECRET, SHARE
 from .terms import (
+    NO_KEY,
     RUN,
     Roster,
     SecureError,
@@ -52,13 +53,13 @@ class Member:
         """
         expect_bytes("the run's nonce", run, RUN)
         if self._state.get("run") != run:
-            self._set(run=run, run_seed=os.urandom(32), last=-1)
+            self._set(run=run, run_seed=urandom(32), last=-1)
         return self._masks.public_key(self._state["run_seed"])
 
     def mask_key(self) -> bytes:
         """Begin a round and give up an open one; return a new public key, 32 bytes."""
         self._expect(None)
-        self._set(stage=KEYED, mask_seed=os.urandom(SECRET))
+        self._set(stage=KEYED, mask_seed=urandom(SECRET))
         return self._masks.public_key(self._state["mask_seed"])
 
     def share(self, terms: Terms, roster: Roster, least: int = 2) -> bytes:
@@ -67,12 +68,12 @@ class Member:
         ``least``: of how many nodes the owner of this one allows a sum.
         """
         self._expect(KEYED)
-        seed, self_seed = self._state["mask_seed"], os.urandom(SECRET)
+        seed, self_seed = self._state["mask_seed"], urandom(SECRET)
         own, bound = self._entered(terms, roster, least, self._masks.public_key(seed))
         shares = self._masks.split([self_seed, seed], terms.threshold, len(roster))
         secrets = self._run_secrets(roster, own)
-        own_bound = self._own(bound)
-        sealed = [self._masks.seal(secrets[i], own_bound, (own, i), shares[i]) for i in secrets]
+        key = self._with_config(bound)
+        sealed = [self._masks.seal(secrets[i], key, (own, i), shares[i]) for i in secrets]
         self._set(
             stage=SHARED, mask_seed=seed, self_seed=self_seed, shares=shares[own], own=own,
             roster=roster.to_bytes(), binding=bound, least=least,
@@ -95,10 +96,10 @@ class Member:
         present = self._allowed(sealed[:size], range(nodes), nodes)
         expect_bytes("the sealed shares", sealed[size:], SEALED * (len(present) - 1))
         others, secrets = [i for i in present if i != own], self._run_secrets(roster, own)
-        shares, own_bound = [bytes(SHARES)] * nodes, self._own(bound)
+        shares, key = [bytes(SHARES)] * nodes, self._with_config(bound)
         shares[own] = state["shares"]
         for i, at in zip(others, range(size, len(sealed), SEALED), strict=True):
-            shares[i] = self._masks.open(secrets[i], own_bound, (i, own), sealed[at : at + SEALED])
+            shares[i] = self._masks.open(secrets[i], key, (i, own), sealed[at : at + SEALED])
         packing = Packing(terms.sections, nodes)
         words = packing.words(values)
         pairs = self._masks.secrets(state["mask_seed"], [roster.peers[i].mask_key for i in others])
@@ -132,10 +133,11 @@ class Member:
     ) -> bytes:
         """Return this node's masked update in mode `bare`; the arguments are as above."""
         self._expect(None)
-        own, bound = self._entered(terms, roster, least, b"")
+        own, bound = self._entered(terms, roster, least, NO_KEY)
         packing = Packing(terms.sections, len(roster))
         words = packing.words(values)
-        self._masks.add(words, own, self._run_secrets(roster, own), BARE, self._own(bound))
+        key = self._with_config(bound)
+        self._masks.add(words, own, self._run_secrets(roster, own), BARE, key)
         self._set(last=terms.round)
         return packing.to_bytes(words)
 
@@ -162,14 +164,15 @@ class Member:
             raise SecureError(f"{len(found)} of {nodes} nodes are left, and {due} are needed")
         return found
 
-    def _own(self, bound: bytes) -> bytes:
+    def _with_config(self, bound: bytes) -> bytes:
         """Return the binding with the hash that only the nodes know."""
         return sha256(bound + self._config).digest()
 
     def _run_secrets(self, roster: Roster, own: int) -> dict[int, bytes]:
         """Return the secrets with all other nodes, by place."""
-        seed, keys = self._state["run_seed"], [peer.run_key for peer in roster.peers]
-        return {i: self._masks.run_secret(seed, k) for i, k in enumerate(keys) if i != own}
+        keys = {i: peer.run_key for i, peer in enumerate(roster.peers) if i != own}
+        secrets = self._masks.secrets(self._state["run_seed"], [*keys.values()], keep=True)
+        return dict(zip(keys, secrets, strict=True))
 
     def _expect(self, stage: int | None) -> None:
         """Refuse a message without a run key, or in another stage of the round."""

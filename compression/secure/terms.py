@@ -6,12 +6,13 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
-from math import isfinite
 from typing import Any, NamedTuple
 
 from ..base import PayloadError
 
 KEY, HASH, RUN = 32, 32, 16  # bytes of a public key, of a SHA-256, of a run's nonce
+NO_KEY = bytes(KEY)
+ROW = "<Q32s32s"  # a node of a roster
 
 
 class SecureError(PayloadError):
@@ -23,7 +24,7 @@ class Peer(NamedTuple):
 
     node: int
     run_key: bytes
-    mask_key: bytes = b""
+    mask_key: bytes = NO_KEY
 
 
 @dataclass(frozen=True)
@@ -47,17 +48,13 @@ class Terms:
     def __post_init__(self) -> None:
         for name, size in (("run", RUN), ("model", HASH), ("support", HASH)):
             expect_bytes(f"{name} in the terms", getattr(self, name), size)
-        expect_counts("round and threshold", self.round, self.threshold)
-        for section in self.sections:
-            expect_counts("a section's count and magnitude", *section)
-        if not (isinstance(self.clip, int | float) and isfinite(self.clip)):
-            raise SecureError("the terms' clip is no finite number")
+        self.to_bytes()
 
     def to_bytes(self) -> bytes:
         """Return an encoding that differs for all other terms."""
-        head = struct.pack("<16sQQd", self.run, self.round, self.threshold, self.clip)
-        sections = (struct.pack("<QQ", *section) for section in self.sections)
-        return head + self.model + self.support + b"".join(sections)
+        numbers = _packed("<qQd", self.round, self.threshold, self.clip)
+        sections = (_packed("<QQ", *section) for section in self.sections)
+        return self.run + self.model + self.support + numbers + b"".join(sections)
 
 
 @dataclass(frozen=True)
@@ -73,13 +70,15 @@ class Roster:
     def __post_init__(self) -> None:
         if not 2 <= len(self) < 1 << 16:
             raise SecureError(f"a secure sum needs two nodes or more, not {len(self)}")
-        keys = [key for p in self.peers for key in (p.run_key, p.mask_key)[: 1 + self.has_masks]]
         for peer in self.peers:
-            expect_counts("a node's id", peer.node)
             expect_bytes(f"the run key of node {peer.node}", peer.run_key, KEY)
-            expect_bytes(f"the mask key of node {peer.node}", peer.mask_key, KEY * self.has_masks)
-        if len({p.node for p in self.peers}) < len(self) or len(set(keys)) < len(keys):
-            raise SecureError("two nodes of the roster have one id or one key")
+            expect_bytes(f"the mask key of node {peer.node}", peer.mask_key, KEY)
+        masks = [peer.mask_key for peer in self.peers if peer.mask_key != NO_KEY]
+        keys = {peer.run_key for peer in self.peers} | {*masks}
+        ids = {peer.node for peer in self.peers}
+        if not len(ids) == len(keys) - len(masks) == len(self) or len(masks) % len(self):
+            raise SecureError("two nodes have one id or one key, or some have no mask key")
+        self.to_bytes()
 
     def __len__(self) -> int:
         return len(self.peers)
@@ -87,21 +86,18 @@ class Roster:
     @property
     def has_masks(self) -> bool:
         """Whether the nodes have mask keys: in mode `sum`, not in mode `bare`."""
-        return bool(self.peers[0].mask_key)
+        return self.peers[0].mask_key != NO_KEY
 
     def to_bytes(self) -> bytes:
-        """Return 72 bytes per node with a mask key, or 40, after one byte that tells which."""
-        rows = (p.node.to_bytes(8, "little") + p.run_key + p.mask_key for p in self.peers)
-        return bytes([self.has_masks]) + b"".join(rows)
+        """Return 72 bytes per node."""
+        return b"".join(_packed(ROW, *peer) for peer in self.peers)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Roster:
         """Return the roster of `to_bytes`; raises `SecureError` for other bytes."""
-        size = 8 + KEY * (2 if data[:1] == b"\1" else 1)
-        if data[:1] not in (b"\0", b"\1") or len(data) % size != 1:
+        if len(data) % struct.calcsize(ROW):
             raise SecureError("these bytes are no roster")
-        rows = (data[at : at + size] for at in range(1, len(data), size))
-        return cls(tuple(Peer(int.from_bytes(r[:8], "little"), r[8:40], r[40:]) for r in rows))
+        return cls(tuple(map(Peer._make, struct.iter_unpack(ROW, data))))
 
 
 def threshold_of(nodes: int) -> int:
@@ -136,10 +132,11 @@ def from_bitmap(data: bytes, nodes: int) -> list[int]:
     return [place for place in range(nodes) if bits >> place & 1]
 
 
-def expect_counts(name: str, *numbers: Any) -> None:
-    """Raise `SecureError` unless all are integers from 0 to 2^64 - 1."""
-    if not all(type(number) is int and 0 <= number < 1 << 64 for number in numbers):
-        raise SecureError(f"{name}: integers from 0 to 2^64 - 1 are taken")
+def _packed(form: str, *values: Any) -> bytes:
+    try:
+        return struct.pack(form, *values)
+    except (struct.error, TypeError):
+        raise SecureError("a node, a round or terms have a number that is out of range") from None
 
 
 def expect_bytes(name: str, data: Any, size: int) -> None:
