@@ -31,7 +31,7 @@ from ..decoder import parts_of
 from ..layout import Layout
 from ..quantizers.grid import OFFSET, SummableQuantizer
 from ..secure import Peer, Roster, SecureError, Terms, threshold_of
-from ..secure.terms import HASH, KEY, from_bitmap
+from ..secure.terms import HASH, KEY, NO_KEY, from_bitmap
 from .headers import DownlinkHeader, TrainConfig
 from .native_tensors import Arrays
 from .records import Vector, filled, values_of
@@ -64,7 +64,8 @@ class RoundHashes(NamedTuple):
         """Return what `to_bytes` encoded; raises `SecureError` for other bytes."""
         if len(data) != _HEAD.size + 2 * HASH:
             raise SecureError("these bytes are no terms of a round")
-        return cls(*_HEAD.unpack_from(data), data[_HEAD.size : -HASH], data[-HASH:])
+        number, entries = _HEAD.unpack_from(data)
+        return cls(number, entries, data[_HEAD.size : -HASH], data[-HASH:])
 
 
 class SumOf(NamedTuple):
@@ -155,8 +156,9 @@ def read_roster(keys: bytes, roster: bytes, masks: bytes = b"") -> Roster:
     places = from_bitmap(roster, len(keys) // KEY)
     if len(keys) % KEY or (masks and len(masks) != KEY * len(places)):
         raise SecureError("the keys of a roster do not have the length that its nodes need")
+    own = [masks[at * KEY : (at + 1) * KEY] or NO_KEY for at in range(len(places))]
     peers = [
-        Peer(place, keys[place * KEY : (place + 1) * KEY], masks[at * KEY : (at + 1) * KEY])
-        for at, place in enumerate(places)
+        Peer(place, keys[place * KEY : (place + 1) * KEY], mask)
+        for place, mask in zip(places, own, strict=True)
     ]
     return Roster(tuple(peers))
