@@ -12,6 +12,8 @@ from edgewire.conf.rules import Choice, check
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.base import ParameterServer, RunStrategy
 from edgewire.strategy.federated import Federated
+from edgewire.strategy.secure.rounds import SecureRounds
+from edgewire.strategy.synchronous import SparseAveraging
 from edgewire.task.datasets import Data
 from edgewire.task.errors import TaskError
 
@@ -36,6 +38,8 @@ def made(config: Config, data: Data | None = None) -> RunStrategy:
     if config.strategy.get("_partial_"):
         if isinstance(strategy, ParameterServer):
             strategy.screening, strategy.secure = config.screen, config.secure
+        if config.secure.mode != "none":
+            cast(SparseAveraging, strategy).rounds = SecureRounds
         scheme = cast(RunStrategy, strategy)
     else:
         scheme = Federated(strategy, codecs, config.screen, objective)

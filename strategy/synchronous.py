@@ -1,5 +1,7 @@
 """Synchronous sparse averaging: every node sends an update, and the server applies their mean."""
 
+from __future__ import annotations
+
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping
@@ -116,6 +118,7 @@ class SparseAveraging(ParameterServer):
     State = AveragingState
     state: AveragingState
     no_steps = "give strategy/optimizer="
+    rounds: type[Rounds] | None = None  # the class that runs the rounds; None: `Rounds`
 
     def __init__(
         self,
@@ -161,10 +164,7 @@ class SparseAveraging(ParameterServer):
 
     def _train(self, run: Started) -> None:
         """Run the rounds."""
-        kind = Rounds
-        if self.secure.mode != "none":
-            from edgewire.strategy.secure.rounds import SecureRounds as kind  # `cryptography`
-        rounds = kind(self, self._ordered(run.grid), run.arrays)
+        rounds = (self.rounds or Rounds)(self, self._ordered(run.grid), run.arrays)
         if not run.goes_on:
             self._evaluate(run, 0, run.rounds, rounds.arrays)
         while self.state.round < run.rounds:

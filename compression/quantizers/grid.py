@@ -110,7 +110,7 @@ class Grid(ScaledQuantizer, SummableQuantizer):
         return self.scales_of(sizes_of(values, parts))
 
     def scales_of(self, sizes: Sizes) -> Vector:
-        """Return (T,) scales for (T,) sizes, from 2^-126 to 2^120, so that all results are finite."""
+        """Return (T,) scales for (T,) sizes, from 2^-126 to 2^120, so that results are finite."""
         factor = round(STEPS * float(np.log2(self.reach / self.levels)))
         found = np.clip(sizes + factor, -126 * STEPS, 120 * STEPS)
         scales: Vector = np.ldexp(_ROOTS[found % STEPS], found // STEPS)
