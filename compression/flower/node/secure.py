@@ -44,6 +44,7 @@ from ..secure_messages import (
     secure_values,
 )
 from .mod import CompressionMod
+from .state import forget_update
 
 KNOWN = "edgewire-secure"  # the record in a node's state with what is not secret
 RECORDS = (KNOWN, VOLATILE)  # the app does not see them
@@ -60,6 +61,10 @@ class SecureMod:
     A node trains only with the model, the settings and the configuration for which it has given its
     keys. Raises `SecureError` otherwise, and for an update that has more than such a sum can hold,
     such as changed native tensors.
+
+    In mode `sum` a server must not get one update in two sums, of which it could take the
+    difference. So a node that has given the shares for a sum never adds its update back to the
+    residual, and a node that was left out of a round deletes its residual.
 
     `of`: what is summed. `layout`: of the vector. `least`: the fewest nodes of a sum; a node's
     owner may ask for more by
@@ -87,7 +92,7 @@ class SecureMod:
         if kind.endswith(KEYS):
             (run,) = secure_values(content, "run")
             if known.get("run") != run:
-                known = {"run": run}
+                known = {"run": run, **({"last": known["last"]} if "last" in known else {})}
             said = {"keys": member.run_key(run) + (member.mask_key() if self._of.sums else b"")}
         elif kind.endswith(SHARES):
             terms, keys, bitmap, masks = secure_values(content, "terms", "keys", "roster", "masks")
@@ -98,6 +103,9 @@ class SecureMod:
             known["nodes"] = len(roster)
         else:
             said = {"shares": member.unmask(*secure_values(content, "alive"))}
+            if RoundHashes.from_bytes(known["terms"]).entries:
+                # A server could subtract two sums in which the same updates are.
+                forget_update(context.state)
         values_of(context.state)[KNOWN] = filled(ConfigRecord, known)
         return reply_to(message, filled(RecordDict, {SECURE: secure_record(**said)}))
 
@@ -113,10 +121,14 @@ class SecureMod:
         else:
             keys, bitmap = secure_values(came, "keys", "roster")
             known = _extended(known, keys)
-            values_of(state)[KNOWN] = filled(ConfigRecord, known)
             roster = read_roster(known["keys"], bitmap)
             nodes = len(roster)
         header = read(restored(came), DownlinkHeader)
+        if self._of.sums and known.get("last") not in (None, (header.number or 0) - 1):
+            # A server could let the others send what they have kept while this node is not asked,
+            # so that later a sum would hold what this node has kept alone.
+            forget_update(state, whole=True)
+        values_of(state)[KNOWN] = filled(ConfigRecord, {**known, "last": header.number or 0})
         seen, metrics = list[RoundHashes](), dict[str, Any]()
 
         def checked(message: Message, context: Context) -> Message:

@@ -13,7 +13,9 @@ from edgewire.compression.codec import Codec
 from edgewire.compression.flower.node.secure import SecureMod
 from edgewire.compression.flower.records import content_of, metadata_of, records, values_of
 from edgewire.compression.flower.secure_messages import SECURE
+from edgewire.compression.flower.server.acks import AckTracker
 from edgewire.compression.flower.server.session import ServerSession
+from edgewire.compression.quantizers.grid import Grid
 from edgewire.compression.secure import Coordinator, Member
 from edgewire.conf.load import to_config
 from edgewire.conf.schema import ConfigError
@@ -111,7 +113,7 @@ def test_three_of_ten_nodes_may_drop_out(kind, left, sums, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["query.secure_shares", "train.step", "query.secure_unmask"])
-def test_four_of_ten_are_too_many_and_nothing_is_lost(kind, sums, monkeypatch, tmp_path, caplog):
+def test_four_of_ten_are_too_many_and_the_run_goes_on(kind, sums, monkeypatch, tmp_path, caplog):
     dropping(monkeypatch, kind, 2, {1, 2, 5, 9})
     restored, restore = [], Codec.restore
     monkeypatch.setattr(Codec, "restore", lambda *a, **b: [restored.append(1), restore(*a, **b)])
@@ -119,9 +121,10 @@ def test_four_of_ten_are_too_many_and_nothing_is_lost(kind, sums, monkeypatch, t
     assert "round 2 has no sum" in caplog.text
     assert "6 of 10 nodes" in caplog.text
     assert len(history_of(tmp_path)) == 4
-    # The first round's updates come back in any run, and those of all that trained in round 2.
-    trained = {"query.secure_shares": 0, "train.step": 6, "query.secure_unmask": 10}[kind]
-    assert len(restored) == 10 + trained
+    # Updates of round 1 come back in round 2, and those of round 2 in round 3: but not to nodes
+    # that were not asked to train in round 2, and not if a node has given shares for the sum.
+    back = {"query.secure_shares": 0, "train.step": 6 + 6, "query.secure_unmask": 10 + 4}
+    assert len(restored) == back[kind]
     assert sums == [10, 10]
 
 
@@ -229,6 +232,31 @@ def test_a_node_refuses_another_model_or_other_settings(sums, monkeypatch, tmp_p
     local_run(tmp_path, *RUN)
     assert "not those of the round's terms" in caplog.text
     assert sums == [4, 3, 4]
+
+
+def test_no_update_is_in_two_sums(monkeypatch, tmp_path):
+    """A server that has a sum, and says that it was not applied, gets other updates next time."""
+    back = []
+    monkeypatch.setattr(Codec, "restore", lambda *a, **b: back.append(1))
+    monkeypatch.setattr(AckTracker, "applied", lambda self, nodes: None)
+    local_run(tmp_path, *RUN)
+    assert len(back) == 4  # of the first round, in which no levels were summed
+
+
+def test_a_node_that_was_left_out_sends_nothing_of_its_residual(monkeypatch, tmp_path):
+    """A server could let the others empty their residuals without it, and then ask all."""
+    dropping(monkeypatch, "query.secure_keys", 3, {2})
+    before, encode = [], Codec.encode
+
+    def encoding(self, *arguments, **options):
+        if isinstance(self.quantizer, Grid):
+            error = options["memory"].get("error")
+            before.append(error is not None and bool(error.any()))
+        return encode(self, *arguments, **options)
+
+    monkeypatch.setattr(Codec, "encode", encoding)
+    local_run(tmp_path, *RUN, "rounds=4", "downlink=full")
+    assert [sum(before[at : at + 4]) for at in (0, 4, 11)] == [0, 4, 3]  # three trained in round 3
 
 
 REFUSED = {
