@@ -177,5 +177,5 @@ def test_a_node_with_an_invalid_or_anothers_key_is_left_out_of_the_roster():
     roster, refused = roster_of(keys | bad)
     assert [peer.node for peer in roster.peers] == group.ids
     assert refused.keys() == bad.keys()
-    with pytest.raises(SecureError, match="two nodes or more, not 1"):
+    with pytest.raises(SecureError, match="takes 2 to 1000 nodes, not 1"):
         roster_of({10: keys[10]} | bad)
