@@ -10,7 +10,7 @@ A message has a ConfigRecord `SECURE` for the sum. By message type, its values a
   keys of the nodes in the roster. The reply has `sealed`, the shares for the other nodes.
 - `train.step`: in mode `sum` `sealed`, a bitmap of the nodes that have shared and their shares for
   this node; in mode `bare` `keys` and `roster`. The reply's payload is the masked update.
-- `query.secure_unmask` (mode `sum`): `alive`, a bitmap. The reply has `shares`.
+- `query.secure_unmask` (mode `sum`): `alive`, a bitmap, and `round`. The reply has `shares`.
 """
 
 from __future__ import annotations

@@ -120,10 +120,9 @@ class Coordinator:
                 pairs = dict(zip(alive, secrets, strict=True))
                 self._masks.add(words, place, pairs, PAIR, self._bound)
             for place in alive:
-                seed = self._joined(place, answered)
-                if seed != self._joined(
-                    place, answered[::-1]
-                ):  # if more than the threshold are left
+                # If more than the threshold answered, this is another choice of shares.
+                seed, other = (self._joined(place, each) for each in (answered, answered[::-1]))
+                if seed != other:
                     node = peers[place].node
                     raise SecureError(f"the shares of node {node}'s self mask do not fit together")
                 self._masks.add(words, place, {place: seed}, SELF, self._bound, -1)

@@ -53,14 +53,14 @@ class Masks:
     def seal(self, secret: bytes, bound: bytes, way: tuple[int, int], shares: bytes) -> bytes:
         """Encrypt two shares, 34 bytes, to 50; ``way``: the places of sender and receiver."""
         # AES-SIV needs no nonce: a node that lost its state may seal again under the same key.
-        return _cipher(secret, bound, way).encrypt(shares, [bound]) if self.on else bytes(SEALED)
+        return _cipher(secret, bound, way).encrypt(shares, None) if self.on else bytes(SEALED)
 
     def open(self, secret: bytes, bound: bytes, way: tuple[int, int], sealed: bytes) -> bytes:
         """Decrypt two shares; raises `SecureError` if they were sealed under another binding."""
         if not self.on:
             return bytes(SHARES)
         try:
-            return _cipher(secret, bound, way).decrypt(sealed, [bound])
+            return _cipher(secret, bound, way).decrypt(sealed, None)
         except InvalidTag:
             raise SecureError(
                 f"a share of place {way[0]} does not open: nodes saw different keys or terms"

@@ -111,14 +111,17 @@ class Member:
         )  # fmt: skip
         return packing.to_bytes(words)
 
-    def unmask(self, alive: bytes) -> bytes:
+    def unmask(self, alive: bytes, number: int) -> bytes:
         """End the round: return 17 bytes for each node of the roster; delete the round's secrets.
 
-        ``alive``: the bitmap of the nodes in the sum. The bytes are a share of the self mask's seed
-        for these, of the mask key's seed for those that shared and dropped, and else zeros.
+        ``alive``: the bitmap of the nodes in the sum. ``number``: the round's. The bytes are a
+        share of the self mask's seed for these, of the mask key's seed for those that shared and
+        dropped, and else zeros.
         """
         self._expect(MASKED)
         state, nodes = self._state, self._state["nodes"]
+        if number != state["last"]:
+            raise SecureError(f"round {number} is not the one that this node sent an update in")
         present = from_bitmap(state["present"], nodes)
         alive_now = self._allowed(alive, present, nodes)
         shares = [bytes(SHARE)] * nodes

@@ -20,9 +20,10 @@ WORD = np.dtype("<u8")
 
 
 class Section(NamedTuple):
-    """Values of one magnitude: `values` (digits, words) has a word's digits in a column.
+    """Values of one magnitude, which fill an array (digits, words) row by row.
 
-    The last places have no value. ``width``: the bytes of a word that are sent.
+    A column is a word, its highest digit first. The last places may be without a value. ``width``:
+    the bytes of a word that are sent.
     """
 
     length: int  # values

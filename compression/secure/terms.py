@@ -13,6 +13,7 @@ from ..base import PayloadError
 KEY, HASH, RUN = 32, 32, 16  # bytes of a public key, of a SHA-256, of a run's nonce
 NO_KEY = bytes(KEY)
 ROW = "<Q32s32s"  # a node of a roster
+MOST_NODES = 1000  # a node's time grows with the square; with more a server could keep it busy
 
 
 class SecureError(PayloadError):
@@ -61,15 +62,15 @@ class Terms:
 class Roster:
     """A round's nodes, in the order in which all messages name them; a place is an index in it.
 
-    Raises `SecureError` for fewer than two nodes, for two nodes with one id or one key, and if some
-    nodes have mask keys and others have none.
+    Raises `SecureError` for fewer than two nodes or too many, for two nodes with one id or one key,
+    and if some nodes have mask keys and others have none.
     """
 
     peers: tuple[Peer, ...]
 
     def __post_init__(self) -> None:
-        if not 2 <= len(self) < 1 << 16:
-            raise SecureError(f"a secure sum needs two nodes or more, not {len(self)}")
+        if not 2 <= len(self) <= MOST_NODES:
+            raise SecureError(f"a secure sum takes 2 to {MOST_NODES} nodes, not {len(self)}")
         for peer in self.peers:
             expect_bytes(f"the run key of node {peer.node}", peer.run_key, KEY)
             expect_bytes(f"the mask key of node {peer.node}", peer.mask_key, KEY)
@@ -115,7 +116,8 @@ def binding(terms: Terms, roster: Roster) -> bytes:
     if terms.threshold != due:
         raise SecureError(f"{len(roster)} nodes have the threshold {due}, not {terms.threshold}")
     said = terms.to_bytes()
-    return sha256(len(said).to_bytes(8, "little") + said + roster.to_bytes()).digest()
+    head = b"edgewire secure sum 1" + len(said).to_bytes(8, "little")
+    return sha256(head + said + roster.to_bytes()).digest()
 
 
 def to_bitmap(places: Iterable[int], nodes: int) -> bytes:

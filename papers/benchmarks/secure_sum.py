@@ -71,7 +71,7 @@ def round_of(
         alive = coordinator.alive()
     for place in in_sum:
         with nodes:
-            answer = members[place].unmask(alive)
+            answer = members[place].unmask(alive, terms.round)
         with server:
             coordinator.take_unmasked(place, answer)
     with server:

@@ -123,8 +123,15 @@ class SecureRounds(Rounds):
             offers = {n: {"sealed": sum_of.sealed_for(self._places[n])} for n in shared}
         used = self._train(number, offers, lr, common, timeout, sum_of)
         if self._of.sums:
-            alive = {node: {"alive": sum_of.alive()} for node in used}
-            self._ask(number, UNMASK, alive, "shares", timeout, sum_of.take_unmasked)
+            said_last = {"alive": sum_of.alive(), "round": number.to_bytes(8, "little")}
+            self._ask(
+                number,
+                UNMASK,
+                dict.fromkeys(used, said_last),
+                "shares",
+                timeout,
+                sum_of.take_unmasked,
+            )
         else:
             self._told |= dict.fromkeys(used, len(self._keys))
         return used, sum_of.totals()

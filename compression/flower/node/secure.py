@@ -102,7 +102,8 @@ class SecureMod:
             said = {"sealed": member.share(agreed, roster, self._floor(context))}
             known["nodes"] = len(roster)
         else:
-            said = {"shares": member.unmask(*secure_values(content, "alive"))}
+            alive, number = secure_values(content, "alive", "round")
+            said = {"shares": member.unmask(alive, int.from_bytes(number, "little"))}
             if RoundHashes.from_bytes(known["terms"]).entries:
                 # A server could subtract two sums in which the same updates are.
                 forget_update(context.state)

@@ -94,7 +94,7 @@ class Group:
             if (drops or {}).get(node, NEVER) > UPDATE:
                 self.seen["alive"][node] = server.alive()
                 if (drops or {}).get(node, NEVER) > ANSWER:
-                    answer = self.members[node].unmask(self.seen["alive"][node])
+                    answer = self.members[node].unmask(self.seen["alive"][node], number)
                     self.seen["answer"][node] = answer
                     server.take_unmasked(node, answer)
         return server.totals()

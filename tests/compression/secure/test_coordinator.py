@@ -81,7 +81,7 @@ def test_wrong_shares_give_no_total_or_are_named_and_left_out(dropped):
     server = group.masked(1, dict.fromkeys(dropped, UPDATE))
     there = [node for node in group.ids if node not in dropped]
     for node in there:
-        answer = group.members[node].unmask(server.alive())
+        answer = group.members[node].unmask(server.alive(), 1)
         server.take_unmasked(node, bytes(170) if node == 13 else answer)
     if dropped:
         assert equal(server.totals(), group.expected(there))
@@ -104,9 +104,23 @@ def test_a_dropped_node_whose_shares_are_not_of_its_key_is_named(monkeypatch):
         update = group.members[node].masked(server.sealed_for(node), terms, group.values(node))
         server.take_masked(node, update)
     for node in group.ids[1:]:
-        server.take_unmasked(node, group.members[node].unmask(server.alive()))
+        server.take_unmasked(node, group.members[node].unmask(server.alive(), 1))
     with pytest.raises(SecureError, match="node 10's mask key do not fit"):
         server.totals()
+
+
+def test_an_update_that_comes_after_the_list_of_the_sum_is_left_out():
+    """Its node is called dropped by then, and its mask key's shares are asked for."""
+    group = Group(4)
+    server = group.masked(1, {16: UPDATE})
+    terms, sealed = group.terms(), group.seen["sealed"][16]
+    alive, late = server.alive(), group.members[16].masked(sealed, terms, group.values(16))
+    with pytest.raises(SecureError, match="node 16 is not in this step"):
+        server.take_masked(16, late)
+    there = [node for node in group.ids if node != 16]
+    for node in there:
+        server.take_unmasked(node, group.members[node].unmask(alive, 1))
+    assert equal(server.totals(), group.expected(there))
 
 
 REFUSED = [
@@ -148,7 +162,7 @@ def test_the_server_refuses_what_is_not_due_and_the_round_goes_on(step, say, do)
         server.take_masked(node, update)
     refuse(1)
     for node in group.ids[:3]:
-        server.take_unmasked(node, group.members[node].unmask(server.alive()))
+        server.take_unmasked(node, group.members[node].unmask(server.alive(), 1))
     refuse(2)
     assert equal(server.totals(), group.expected(group.ids[:3]))
 
@@ -163,5 +177,5 @@ def test_a_node_with_an_invalid_or_anothers_key_is_left_out_of_the_roster():
     roster, refused = roster_of(keys | bad)
     assert [peer.node for peer in roster.peers] == group.ids
     assert refused.keys() == bad.keys()
-    with pytest.raises(SecureError, match="two nodes or more, not 1"):
+    with pytest.raises(SecureError, match="takes 2 to 1000 nodes, not 1"):
         roster_of({10: keys[10]} | bad)

@@ -20,7 +20,7 @@ MASKED = dict(GROUP.states[NODE])
 
 MESSAGES = {
     "sealed shares": (SHARED, SEALED, lambda m, x: m.masked(x, TERMS, GROUP.values(NODE))),
-    "nodes in the sum": (MASKED, b"\x0f", lambda m, x: m.unmask(x)),
+    "nodes in the sum": (MASKED, b"\x0f", lambda m, x: m.unmask(x, 1)),
     "nonce": (KEYED, GROUP.run, lambda m, x: m.run_key(x)),
     "roster": (KEYED, ROSTER.to_bytes(), lambda m, x: m.share(TERMS, Roster.from_bytes(x))),
     "bitmap": ({}, b"\x0f", lambda m, x: from_bitmap(x, 4)),
@@ -69,7 +69,7 @@ def test_the_server_takes_any_answers(data):
     group = Group(4)
     server = group.masked()
     for node in group.ids:
-        answer = group.members[node].unmask(server.alive())
+        answer = group.members[node].unmask(server.alive(), 1)
         if node == NODE:
             answer = data.draw(damaged(answer))
         try:

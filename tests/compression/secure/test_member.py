@@ -70,8 +70,8 @@ class Round:
         terms = replace(self.terms, **terms)
         return self.member.masked_bare(terms, roster or self.roster, self.values)
 
-    def unmask(self, *places, nodes=NODES):
-        return self.member.unmask(to_bitmap(places, nodes))
+    def unmask(self, *places, nodes=NODES, number=3):
+        return self.member.unmask(to_bitmap(places, nodes), number)
 
 
 def foreign(round_: Round, of: int) -> bytes:
@@ -114,6 +114,8 @@ REFUSED = {
     "two nodes with its key": (
         TWO, "keyed", lambda r: r.share(1, {"run_key": r.roster.peers[0].run_key})),
     "two nodes with its id": (TWO, "keyed", lambda r: r.share(1, {"node": NODE})),
+    "a node without a mask key": (
+        TWO, "keyed", lambda r: r.share(1, {"mask_key": bytes(32)})),
     "a key of low order": ("key is invalid", "keyed", lambda r: r.share(1, {"run_key": bytes(32)})),
     "a low threshold": ("threshold 5, not 4", "keyed", lambda r: r.share(threshold=4)),
     "mode bare's threshold": ("threshold 5, not 0", "keyed", lambda r: r.share(threshold=0)),
@@ -140,6 +142,8 @@ REFUSED = {
     "it is not in the sum": (LACK, "masked", lambda r: r.unmask(*range(1, 7))),
     "a sum with a node that dropped": (LACK, "dropped", lambda r: r.unmask(*range(7))),
     "a sum below the owner's floor": ("6 are needed", "floor", lambda r: r.unmask(*range(5))),
+    "unmask of another round": (
+        "round 2 is not the one", "masked", lambda r: r.unmask(*range(7), number=2)),
     "a bitmap of another roster": ("a bitmap of nodes", "masked", lambda r: r.unmask(0, nodes=9)),
     "bare, a round again": (OVER, "bare", lambda r: r.send_bare()),
     "bare, a round before": (OVER, "bare", lambda r: r.send_bare(round=2)),
@@ -186,7 +190,7 @@ def test_a_refusal_spoils_nothing(name):
         )
         round_.server.take_masked(node, update)
     for node in group.ids:
-        round_.server.take_unmasked(node, group.members[node].unmask(round_.server.alive()))
+        round_.server.take_unmasked(node, group.members[node].unmask(round_.server.alive(), 3))
     assert equal(round_.server.totals(), group.expected(group.ids))
 
 
@@ -201,10 +205,10 @@ def test_values_beyond_the_terms_are_refused_and_the_round_goes_on():
     assert round_.mask()
 
 
-@pytest.mark.parametrize("nodes", [0, 1])
-def test_a_sum_of_one_is_refused(nodes):
+@pytest.mark.parametrize("nodes", [0, 1, 1001])
+def test_a_sum_of_one_node_or_too_many_is_refused(nodes):
     peers = (Peer(1, b"r" * 32, b"m" * 32),) * nodes
-    with pytest.raises(SecureError, match=f"two nodes or more, not {nodes}"):
+    with pytest.raises(SecureError, match=f"takes 2 to 1000 nodes, not {nodes}"):
         Roster(peers)
 
 
@@ -258,7 +262,7 @@ def test_a_state_goes_through_a_config_record():
         server.take_masked(node, update)
     stored()
     for node in group.ids:
-        server.take_unmasked(node, group.members[node].unmask(server.alive()))
+        server.take_unmasked(node, group.members[node].unmask(server.alive(), 1))
     assert equal(server.totals(), group.expected(group.ids))
 
 

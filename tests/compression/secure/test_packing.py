@@ -85,11 +85,13 @@ def test_sums_of_more_than_62_bits_are_refused(sections, nodes):
 
 
 def test_a_sum_that_no_nodes_can_have_is_refused():
-    """A digit above that of so many nodes, and a word above that of its digits."""
-    packing = Packing([(3, 1)], 10)
-    high = packing.words([np.ones(3, int)]) * np.uint64(4)
+    """A digit above that of so many nodes, one of no value, and a word above that of its digits."""
+    packing, full = Packing([(8, 1)], 10), Packing([(9, 1)], 10)
+    assert packing.nbytes == full.nbytes == 5  # one word
+    high = packing.words([np.ones(8, int)]) * np.uint64(4)
     packing.totals(high, 4)
-    for words, summands in ((high, 3), (packing.from_bytes(b"\xff\xff"), 10)):
+    more, most = full.words([np.ones(9, int)]), ~np.zeros(1, np.uint64)
+    for words, summands in ((high, 3), (more, 10), (most, 10)):
         with pytest.raises(PayloadError, match="the sum is impossible"):
             packing.totals(words, summands)
 

@@ -2,6 +2,7 @@
 
 import random
 from hashlib import sha256
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -150,7 +151,7 @@ def test_a_server_that_shows_two_lists_needs_2t_minus_n_colluders(colluding, bot
         for i, node in enumerate([target, *honest]):
             alive = to_bitmap(range(0 if i < number else 1, 7), 7)
             group.seen["alive"][node] = alive
-            group.seen["answer"][node] = group.members[node].unmask(alive)
+            group.seen["answer"][node] = group.members[node].unmask(alive, number)
         found.append(len(seeds(group, group.ids[7 - colluding :], target)) == 2)
     assert any(found) == both
 
@@ -167,6 +168,22 @@ def test_the_seeds_of_dropped_nodes_open_no_sealed_share():
     for secret in crypto.secrets(own["mask_seed"], [*roster.peers[0][1:]]):
         with pytest.raises(SecureError):
             crypto.open(secret, bound, (0, 3), sealed)
+
+
+def test_a_key_has_one_purpose_direction_and_round():
+    crypto, secret, shares = Masks(True), b"s" * 32, bytes(34)
+    ways = [(b"1" * 32, (0, 1)), (b"2" * 32, (0, 1)), (b"1" * 32, (1, 0))]
+    sealed = [crypto.seal(secret, *way, shares) for way in ways]
+    for other, way in permutations(range(3), 2):
+        with pytest.raises(SecureError, match=r"a share of place . does not open"):
+            crypto.open(secret, *ways[way], sealed[other])
+    masks_added = [np.zeros(9, np.uint64) for _ in range(4)]
+    for words, (use, bound) in zip(masks_added, USES, strict=True):
+        crypto.add(words, 0, {0: secret}, use, bound)
+    assert len({words.tobytes() for words in masks_added}) == len(USES)
+
+
+USES = [(SELF, b"1" * 32), (PAIR, b"1" * 32), (masks.BARE, b"1" * 32), (SELF, b"2" * 32)]
 
 
 def test_texts_hold_no_secret():
