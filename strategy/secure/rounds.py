@@ -32,7 +32,7 @@ from edgewire.compression.flower.secure_messages import (
 from edgewire.compression.flower.server.inbox import count_received
 from edgewire.compression.flower.traffic import reason_of
 from edgewire.compression.secure import Coordinator, Roster, SecureError, roster_of
-from edgewire.compression.secure.terms import KEY, to_bitmap
+from edgewire.compression.secure.terms import KEY, expect_bytes, to_bitmap
 from edgewire.compression.wire import StreamSizes
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.synchronous import Rounds, SparseAveraging
@@ -123,15 +123,9 @@ class SecureRounds(Rounds):
             offers = {n: {"sealed": sum_of.sealed_for(self._places[n])} for n in shared}
         used = self._train(number, offers, lr, common, timeout, sum_of)
         if self._of.sums:
-            said_last = {"alive": sum_of.alive(), "round": number.to_bytes(8, "little")}
-            self._ask(
-                number,
-                UNMASK,
-                dict.fromkeys(used, said_last),
-                "shares",
-                timeout,
-                sum_of.take_unmasked,
-            )
+            ending = {"alive": sum_of.alive(), "round": number.to_bytes(8, "little")}
+            offers = dict.fromkeys(used, ending)
+            self._ask(number, UNMASK, offers, "shares", timeout, sum_of.take_unmasked)
         else:
             self._told |= dict.fromkeys(used, len(self._keys))
         return used, sum_of.totals()
@@ -144,6 +138,7 @@ class SecureRounds(Rounds):
         masks = dict[int, bytes]()
 
         def take(node: int, keys: bytes) -> None:
+            expect_bytes("a node's keys", keys, KEY * (1 + self._of.sums))
             run_key, masks[node] = keys[:KEY], keys[KEY:]
             if node not in self._places or self._keys[self._places[node]] != run_key:
                 self._places[node] = len(self._keys)

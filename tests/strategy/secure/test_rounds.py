@@ -8,11 +8,13 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from flwr.app import MetricRecord
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edgewire.compression.codec import Codec
 from edgewire.compression.flower.node.secure import SecureMod
 from edgewire.compression.flower.records import content_of, metadata_of, records, values_of
-from edgewire.compression.flower.secure_messages import SECURE
+from edgewire.compression.flower.secure_messages import SECURE, secure_record
 from edgewire.compression.flower.server.acks import AckTracker
 from edgewire.compression.flower.server.session import ServerSession
 from edgewire.compression.quantizers.grid import Grid
@@ -292,3 +294,31 @@ def test_what_needs_single_updates_is_refused_in_one_line(words):
         made(to_config(composed(*given)))
     assert REFUSED[words] in str(found.value)
     assert "\n" not in str(found.value)
+
+
+@given(st.data())
+@settings(max_examples=8, deadline=None)
+def test_no_answer_of_a_node_ends_a_run(tmp_path_factory, data):
+    """One node of five sends any bytes in one of its answers: the others' rounds go on."""
+    kind = data.draw(st.sampled_from(["keys", "sealed", "shares"]))
+    said = data.draw(st.one_of(st.binary(max_size=400), st.sampled_from([32, 64, 200, 85])))
+    record = secure_record
+
+    def hostile(**values):
+        if [*values] == [kind] and asked[-1] == 3:
+            values[kind] = said if isinstance(said, bytes) else bytes(said)
+        return record(**values)
+
+    asked, answer = [], SecureMod.answer
+
+    def answering(self, message, context):
+        asked.append(context.node_id)
+        return answer(self, message, context)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SecureMod, "answer", answering)
+        patch.setattr("edgewire.compression.flower.node.secure.secure_record", hostile)
+        folder = tmp_path_factory.mktemp("run")
+        local_run(folder, *RUN, "rounds=2", "nodes=5", "engine.workers=1")
+    assert len(history_of(folder)) == 3
+    assert np.isfinite(result_of(folder)["loss"])
