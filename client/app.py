@@ -12,7 +12,9 @@ from edgewire.compression.base import PayloadError
 from edgewire.compression.flower import filled, flat_record, to_vector, update_record
 from edgewire.compression.flower.headers import SECONDS, TrainConfig
 from edgewire.compression.flower.native_tensors import Arrays, natives_of, with_natives
+from edgewire.compression.flower.node.secure import SecureMod
 from edgewire.compression.flower.records import content_of, reply_to, values_of
+from edgewire.compression.flower.secure_messages import QUERIES
 from edgewire.conf.build import table_options
 from edgewire.conf.load import load_config
 from edgewire.conf.schema import Config, ConfigError
@@ -68,7 +70,17 @@ def _reply(message: Message, arrays: ArrayRecord, metrics: Metrics) -> Message:
 def _known(context: Context) -> tuple[Config, Node]:
     """Return the run's checked configuration, and the `Node`."""
     node = node_of(context)
-    return load_config(context.run_config, node.count, context.node_config), node
+    config = load_config(context.run_config, node.count, context.node_config)
+    secure, asked = config.secure, str(context.node_config.get("secure", 0)).lower()
+    if asked not in ("0", "false") and (secure.mode == "none" or not secure.masks):
+        raise ConfigError("this node's owner allows secure=sum and secure=bare alone")
+    return config, node
+
+
+def _expect_shown(config: Config, what: str) -> None:
+    """Raise `ConfigError` in a run in which the server must not see numbers of a single node."""
+    if config.secure.mode != "none":
+        raise ConfigError(f"secure={config.secure.mode} hides single nodes: {what} is not sent")
 
 
 def _trainer(context: Context) -> tuple[Trainer, Node]:
@@ -114,6 +126,7 @@ def columns(message: Message, context: Context) -> Message:
     if str(context.node_config.get("survey", True)).lower() == "false":
         raise ConfigError("this node sends no survey: it was started with survey=false")
     config, node = _known(context)
+    _expect_shown(config, "a survey")
     survey = surveyed(node.index, node.count, **table_options(config, node.folder)).to_bytes()
     return reply_to(message, RecordDict({"columns": ConfigRecord({"survey": survey})}))
 
@@ -122,6 +135,19 @@ def columns(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the received model on the node's held-back samples; on all if none are held back."""
     trainer, node = _trainer(context)
+    _expect_shown(trainer.config, "an evaluation")
     arrays = cast(ArrayRecord, message.content["arrays"])
     metrics = trainer.evaluate(node, to_vector(arrays), natives_of(arrays), context.state)
     return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+
+def secure_answer(message: Message, context: Context) -> Message:
+    """Answer a message about the keys or shares of a secure sum."""
+    trainer, _ = _trainer(context)
+    if not isinstance(trainer.uplink, SecureMod):
+        raise ConfigError("this run has no secure sum: give secure=sum or secure=bare")
+    return trainer.uplink.answer(message, context)
+
+
+for name in QUERIES:
+    app.query(name)(secure_answer)

@@ -19,8 +19,10 @@ from edgewire.compression.batchnorm import trained_entries
 from edgewire.compression.flower import CompressionMod
 from edgewire.compression.flower.headers import EXAMPLES, LOSS, STEPS, TrainConfig
 from edgewire.compression.flower.native_tensors import NONE, VECTOR, Arrays, Initial
+from edgewire.compression.flower.node.secure import SecureMod
 from edgewire.compression.flower.node.state import store_arrays, stored_arrays
 from edgewire.compression.flower.records import NO_ARRAYS, values_of
+from edgewire.compression.flower.secure_messages import SumOf
 from edgewire.compression.layout import Layout
 from edgewire.conf.build import (
     data_of,
@@ -37,6 +39,7 @@ from edgewire.conf.build import (
 from edgewire.conf.check import codec_of, codecs_of
 from edgewire.conf.privacy import SAMPLE
 from edgewire.conf.schema import Config
+from edgewire.conf.trust import is_local
 from edgewire.task.errors import TaskError
 from edgewire.task.flat_model import NUMPYS, PERSONAL, to_array
 from edgewire.task.local import LocalAlgorithm, LocalRun
@@ -320,15 +323,15 @@ def uplink_of(
     initial: Initial = NONE,
     model: Vector | None = None,
     pending: str = "",
-) -> CompressionMod:
-    """Return the configured `CompressionMod`, which encodes a node's updates.
+) -> CompressionMod | SecureMod:
+    """Return the configured `CompressionMod`, which encodes a node's updates, or masks them too.
 
     `initial`: the native tensors (those outside the float32 vector) at the start of the run.
     `model`: the model before training, float32 (n,), which is copied if the run needs it later.
     `pending`: as in `CompressionMod`.
     """
-    codecs = codecs_of(config)
-    return CompressionMod(
+    codecs, secure = codecs_of(config), config.secure
+    mod = CompressionMod(
         codec_of(config),
         receiver=None,
         layout=layout,
@@ -339,6 +342,18 @@ def uplink_of(
         contextual=codecs.contextual,
         masked=bool(config.strategy.get("mask_received")),
         pending=pending,
+    )
+    if secure.mode == "none":
+        return mod
+    # A virtual clock counts steps; else their number would tell how many samples a node has.
+    alike = config.local_steps is not None
+    return SecureMod(
+        mod,
+        SumOf.of(mod.codec, layout, secure.mode),
+        layout,
+        least=secure.least,
+        masks=secure.masks,
+        counted=lambda context: alike or is_local(context.run_config),
     )
 
 

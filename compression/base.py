@@ -104,6 +104,7 @@ class StepContext:
     server averages in its next step, including this update; 0 if unknown. ``number``: the number of
     the update, from 1: that of the round, or the count of a node's messages; 0 if unknown.
     ``density_factor``: multiplies the share of entries that a ``scalable`` sparsifier sends.
+    ``common``: what all nodes have in common, for a `SummableQuantizer`; None: nothing.
     """
 
     layout: Layout
@@ -113,6 +114,7 @@ class StepContext:
     workers: int = 0
     number: int = 0
     density_factor: float = 1.0
+    common: Sequence[int] | None = None
 
     @cached_property
     def generator(self) -> np.random.Generator:

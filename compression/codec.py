@@ -179,6 +179,7 @@ class Codec:
         own: Sequence[NativeTensor] = (),
         context: SharedContext | None = None,
         density_factor: float = 1.0,
+        common: Sequence[int] | None = None,
     ) -> bytes:
         """Encode an update, (layout.size,) contiguous float32, and tensors of other dtypes.
 
@@ -197,6 +198,7 @@ class Codec:
         ``context``: what the receiver knows too, for a coder that uses it; None: nothing. With such
         a coder and without ``names`` the payload has the short form, which holds no shapes.
         ``density_factor``: multiplies the density of a sparsifier that is ``scalable``.
+        ``common``: what all nodes have in common, for a quantizer whose levels are summed.
 
         Raises ValueError for a vector or memory that does not fit the layout. Raises PayloadError
         for NaN or infinity in the update; then the memory is unchanged. Raises PayloadError if the
@@ -210,7 +212,9 @@ class Codec:
         if self.residual_decay != 1 and self._unsent in memory:
             memory[self._unsent] *= np.float32(self.residual_decay)
         given = self._given(trained, memory)
-        step = StepContext(inner.layout, memory, (seed, 0), loss, workers, number, density_factor)
+        step = StepContext(
+            inner.layout, memory, (seed, 0), loss, workers, number, density_factor, common
+        )
         indices, values, same = self.sparsifier.select(given, step)
         if self.sparsifier.id >= PRIVATE and indices is not None:
             self.sparsifier.expect_increasing(indices, len(given))
@@ -248,25 +252,25 @@ class Codec:
         seed: int = 0,
         number: int = 0,
         context: SharedContext | None = None,
+        common: Sequence[int] | None = None,
     ) -> bytes:
         """Encode a sparse vector: (k,) float32 at strictly increasing indices, zeros elsewhere.
 
         An example is a mean of sparse updates. If ``indices`` is None, ``values`` is the whole
         vector, (layout.size,). The time depends only on k. But a codec that selects entries, or
         uses error feedback, encodes the whole vector.
-        ``memory``, ``seed``, ``number``, ``context`` and the errors are as in `encode`.
+        ``memory``, ``seed``, ``number``, ``context``, ``common`` and the errors are as in `encode`.
         """
         if indices is None or self.sparsifier.selects or self.feedback:
             dense = Update(layout, indices, values, type(self.sparsifier)).dense()
-            return self.encode(
-                dense, layout, memory=memory, seed=seed, number=number, context=context
-            )
+            more: dict[str, Any] = {"number": number, "context": context, "common": common}
+            return self.encode(dense, layout, memory=memory, seed=seed, **more)
         memory = {} if memory is None else memory
         if not is_finite(values):
             raise PayloadError("the vector to send holds NaN or infinity")
         inner = self._separation(layout)
         indices, values, exact = inner.narrow(indices, values)
-        step = StepContext(inner.layout, memory, (seed, 1), number=number)
+        step = StepContext(inner.layout, memory, (seed, 1), number=number, common=common)
         return self._payload(layout, inner, indices, values, exact, step, context)[0]
 
     def restore(

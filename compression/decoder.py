@@ -171,6 +171,18 @@ def decode_trained(
     return _trained(parsed, layout, before, context)
 
 
+@quiet
+def quantized(payload: Buffer, layout: Layout) -> list[Array]:
+    """Return the streams of a payload's quantizer, for a payload of all entries of a vector.
+
+    ``layout``: the vector's. Raises PayloadError for another payload.
+    """
+    parsed = parse(payload, layout, MAX_SIZE)
+    if parsed.selected is not None or parsed.exact or parsed.own:
+        raise PayloadError("the payload does not hold all entries by one method")
+    return _streams(parsed, parsed.layout, None, None)[1]
+
+
 def declared(
     payload: Buffer, *, max_size: int = MAX_SIZE, max_tensors: int = MAX_TENSORS
 ) -> tuple[Layout, tuple[int, ...]]:
@@ -245,6 +257,14 @@ def _trained(
     parsed: Parsed, layout: Layout, before: Indices | None, context: SharedContext | None
 ) -> tuple[Indices | None, Vector]:
     """Return indices and values of all but the exact tensors; `layout`: the layout of these."""
+    indices, streams, parts = _streams(parsed, layout, before, context)
+    return indices, parsed.quantizer.decode(streams, parts)
+
+
+def _streams(
+    parsed: Parsed, layout: Layout, before: Indices | None, context: SharedContext | None
+) -> tuple[Indices | None, list[Array], TensorSlices]:
+    """Return indices, the quantizer's streams and their cut into tensors; as in `_trained`."""
     bodies = parsed.bodies
     if parsed.own:
         bodies = bodies[:-1]
@@ -269,7 +289,7 @@ def _trained(
     if len(bodies) != len(specs):
         raise PayloadError(f"payload holds {len(bodies)} streams of values, not {len(specs)}")
     streams = [unpack(parsed.coder, *pair) for pair in zip(bodies, specs, strict=True)]
-    return indices, parsed.quantizer.decode(streams, parts)
+    return indices, streams, parts
 
 
 def exact_spec(count: int) -> Spec:

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Bulyan, FedAvg, FedProx, MultiKrum, QFedAvg,
 
 from edgewire.compression.codec import Codec
 from edgewire.compression.flower.server.statistics_averaging import ROBUST, wrapped
+from edgewire.compression.quantizers.grid import SummableQuantizer
 from edgewire.compression.validation import FOREVER
 from edgewire.conf.schema import Config, ConfigError
 
@@ -227,6 +228,7 @@ def _averaging(c: Choice, s: Any) -> Rows:
         **_robust(c, s),
         **_sums(c, s),
         **_momenta(c, s),
+        **_secure(c, s),
         "coder=context is for nodes whose model is the server's: with "
         f"strategy.mask_received=true, {ENTROPY}": mask and c.codecs.contextual,
         f"strategy.follow={follow} needs a lossy downlink, because a lossless one sends whole "
@@ -290,6 +292,45 @@ def _sums(c: Choice, s: Any) -> Rows:
     }
     ef21 = "strategy/optimizer=ef21 adds up the changes of all nodes, as the nodes sent them"
     return {f"{ef21}: give {cure}": s.optimizer.incremental and wrong[cure] for cure in wrong}
+
+
+def _secure(c: Choice, s: Any) -> Rows:
+    """Return the rows of a secure sum, of which the server sees no single update.
+
+    Whatever the server does with a single update is refused: it would do nothing, or need what the
+    sum is to hide.
+    """
+    config, among, how, codec = c.config, s.participation, s.aggregation, c.codecs.uplink
+    screen, down = config.screen, c.codecs.downlink
+    wrong = {
+        "compression=grid or lowrank, of which sums can be taken": codec is None
+        or not isinstance(codec.quantizer, SummableQuantizer)
+        or codec.sparsifier.selects,
+        "compression.coder=raw": codec is not None and codec.coder.name != "raw",
+        "compression.exact=null": codec is not None and bool(codec.exact_names),
+        "strategy.mean=mean": how.mean != "mean",
+        "strategy.weighted_by_key=null": how.weighted_by_key is not None,
+        "strategy.sender_exponent=0": how.sender_exponent != 0,
+        "strategy.quorum=1": among.quorum != 1,
+        "strategy.mask_received=false": s.mask_received,
+        "strategy.deadline=null": s.planning.deadline is not None,
+        "strategy.follow=steps": s.follow != "steps" and down is not None,
+        "screen.refuse=null": screen.refuse is not None,
+        "screen.clip=null": screen.clip is not None,
+        "screen.statistics=null": screen.statistics is not None,
+        "screen.weight=null": screen.weight is not None,
+        "local=plain": bool(c.local.vectors),
+    }
+    mode, drawn_nodes = config.secure.mode, among.drawn(config.nodes)
+    on = mode != "none"
+    return {
+        **{
+            f"secure={mode} hides single updates: give {cure}": on and wrong[cure] for cure in wrong
+        },
+        f"secure.least={config.secure.least} nodes are needed for a round of secure={mode}, and "
+        f"{drawn_nodes} train in one: give more nodes=, or a larger strategy.fraction_train": on
+        and drawn_nodes < config.secure.least,
+    }
 
 
 def _momenta(c: Choice, s: Any) -> Rows:
@@ -393,13 +434,20 @@ def _messages(c: Choice) -> Rows:
     """Return the rows of every run, after those of its strategy."""
     cut = not getattr(c.strategy, "sends_models", True)
     steps = getattr(c.strategy, "follow", "") == "steps"  # nodes repeat the server's steps
+    secure = c.config.secure
+    averages = hasattr(c.strategy, "aggregation") and c.config.strategy.get("_partial_")
     personal, local = c.config.personal, type(c.local).__name__.lower()
     measured = c.config.dataset.holdout and evaluates(c.strategy)
+    hidden = secure.mode != "none" or c.config.privacy.on  # exact metrics are not sent
     return {
+        f"secure={secure.mode} is for strategy=sparse_averaging: with another strategy the server "
+        "sees each update": secure.mode != "none" and not averages,
+        "secure.masks=false hides nothing: it is for engine=local": not secure.masks
+        and not str(c.config.engine["_target_"]).endswith(".run_local"),
         f"local={local} sends vectors of the whole model, and personal= keeps a part of it at the "
         "node: give local=plain": personal and c.local.vectors,
         "personal= keeps layers at the nodes, so only they can evaluate the model: give "
-        "dataset.holdout=0.2 strategy.fraction_evaluate=1": personal and not measured,
+        "dataset.holdout=0.2 strategy.fraction_evaluate=1": personal and not (measured or hidden),
         "compact_records=true is for messages with models: give compact_records=false with a "
         "model that is cut over nodes": cut and c.config.compact_records,
         "coder=context is for a downlink that sends changes, because they make the context: "

@@ -103,6 +103,22 @@ class ModelConfig:
 OWN = {"dataset": DatasetConfig, "model": ModelConfig}  # groups that may name a class of the user's
 
 
+@dataclass
+class Secure:
+    """Whether the server sees the update of a single node (`edgewire.compression.secure`).
+
+    `mode`: none: it sees each update; bare: it sees the sum of a round's updates, each of which is
+    masked, and a round in which a node does not reply is lost; sum: the same, and nodes that drop
+    out do not matter as long as two thirds of the nodes reply; `least`: the fewest nodes of a
+    round; `masks`: false simulates the same integers and bytes without cryptography, with
+    `engine=local` alone, so that experiments are fast. Then the server can see each update.
+    """
+
+    mode: str = bounded("none", one_of=("none", "bare", "sum"))
+    least: int = bounded(3, at_least=3)
+    masks: bool = True
+
+
 @cache
 def _compression_types(options: tuple[tuple[str, type], ...]) -> tuple[type, type]:
     """Return the dataclasses of `compression` and `downlink`; an option's default is None."""
@@ -186,6 +202,7 @@ class Config:
     logger: Any = field(default_factory=dict)
     screen: Screening = field(default_factory=Screening)
     privacy: Privacy = field(default_factory=Privacy)
+    secure: Secure = field(default_factory=Secure)
 
     nodes: int = bounded(10, at_least=1)
     rounds: int = bounded(10, at_least=1)

@@ -24,7 +24,7 @@ from edgewire.compression.flower.server.failure_policy import (
 )
 from edgewire.compression.screening import Screening
 from edgewire.conf.check import NO_CODECS, Codecs
-from edgewire.conf.schema import Config
+from edgewire.conf.schema import Config, Secure
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.run.serialization import from_bytes, to_bytes
 from edgewire.task.objectives import Objective
@@ -198,6 +198,7 @@ class ParameterServer(RunStrategy):
         super().__init__()
         self.failures = FailurePolicy(self.traffic, PATIENT, self.state.failures)
         self.screening = Screening()
+        self.secure = Secure()
         # For an evaluation at the nodes: the run's objective, and the rounds between two of them.
         self.objective: Objective | None = None
         self.eval_every = 1

@@ -12,6 +12,8 @@ from edgewire.conf.rules import Choice, check, evaluates
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.base import ParameterServer, RunStrategy
 from edgewire.strategy.federated import Federated
+from edgewire.strategy.secure.rounds import SecureRounds
+from edgewire.strategy.synchronous import SparseAveraging
 from edgewire.task.datasets import Data
 from edgewire.task.errors import TaskError
 
@@ -35,8 +37,10 @@ def made(config: Config, data: Data | None = None) -> RunStrategy:
     check(Choice(config, strategy, codecs, codec_of(config, "gradients"), local, objective))
     if config.strategy.get("_partial_"):
         if isinstance(strategy, ParameterServer):
-            strategy.screening = config.screen
+            strategy.screening, strategy.secure = config.screen, config.secure
             strategy.objective, strategy.eval_every = objective, config.eval_every
+        if config.secure.mode != "none":
+            cast(SparseAveraging, strategy).rounds = SecureRounds
         scheme = cast(RunStrategy, strategy)
     else:
         scheme = Federated(strategy, codecs, config.screen, objective)

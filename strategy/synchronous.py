@@ -1,5 +1,7 @@
 """Synchronous sparse averaging: every node sends an update, and the server applies their mean."""
 
+from __future__ import annotations
+
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping
@@ -55,6 +57,7 @@ class AveragingState(ModelState):
 
     `memory`: the downlink codec's residual. `paces`: by node, what a deadline's plans follow from.
     `evaluations`: of the exchange that evaluates the model at the nodes.
+    `common`: the common sizes of the tensors' updates, for a secure sum.
     """
 
     round: int = 0
@@ -62,6 +65,7 @@ class AveragingState(ModelState):
     exchange: RoundCollectorState = field(default_factory=RoundCollectorState)
     paces: dict[int, NodePace] = field(default_factory=dict)
     evaluations: RoundCollectorState = field(default_factory=RoundCollectorState)
+    common: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,7 @@ class SparseAveraging(ParameterServer):
     State = AveragingState
     state: AveragingState
     no_steps = "give strategy/optimizer="
+    rounds: type[Rounds] | None = None  # the class that runs the rounds; None: `Rounds`
 
     def __init__(
         self,
@@ -172,7 +177,7 @@ class SparseAveraging(ParameterServer):
 
     def _train(self, run: Started) -> None:
         """Run the rounds."""
-        rounds = Rounds(self, self._ordered(run.grid), run.arrays)
+        rounds = (self.rounds or Rounds)(self, self._ordered(run.grid), run.arrays)
         if not run.goes_on:
             self._evaluate(run, 0, run.rounds, rounds.arrays)
         while self.state.round < run.rounds:
@@ -258,15 +263,23 @@ class Rounds(Server):
         newest, needed = (self.model, self.reported.natives), among.needed(len(nodes))
         return self._evaluation(nodes, number, *newest, needed, timeout)
 
-    def _messages(self, number: int, asked: list[int], needed: int, lr: float) -> list[Message]:
+    def _messages(
+        self,
+        number: int,
+        asked: list[int],
+        needed: int,
+        lr: float,
+        common: list[int] | None = None,
+    ) -> list[Message]:
         """Return the messages that bring each node to the newest version of the model.
 
         Nodes that have the same version get the same content. `needed`: after how many replies the
-        round ends.
+        round ends. `common`: of the header.
         """
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self.steps.checksum() if verify and not number % verify else None
-        header = DownlinkHeader(number, workers=min(needed, len(asked)), checksum=checksum)
+        workers = min(needed, len(asked))
+        header = DownlinkHeader(number, workers=workers, checksum=checksum, common=common)
         self.offer(number)
         alike: dict[NodePlan, list[int]] = {}
         for node in asked:
@@ -402,10 +415,11 @@ class Rounds(Server):
             for name in self._measured
         }
 
-    def _step(self, rate: float, used: int) -> None:
+    def _step(self, rate: float, used: int, common: list[int] | None = None) -> None:
         """Take the optimiser's step with the mean of the added updates; `used`: their number.
 
-        With a downlink codec, the nodes later repeat this step.
+        With a downlink codec, the nodes later repeat this step. `common`: what the nodes had in
+        common (`SummableQuantizer`).
         """
         indices, values = self._mean.taken()
         if self._strategy.optimizer.incremental and used != self._present:
@@ -424,6 +438,7 @@ class Rounds(Server):
                 seed=seed,
                 number=self.replica.version + 1,
                 context=self.replica.context,
+                common=common,
             )
             # The server uses what nodes decode. Exact tensors are whole in a lossless payload too.
             if not self._downlink.exact or self._downlink.exact_names:

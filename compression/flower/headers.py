@@ -34,7 +34,7 @@ NAMES = (
     *("checksum", "initial", "copies", "tied", "sequence", "whole", "named", "untied"),
     *("lr", "proximal-mu", "server-round"),
     *("loss", "accuracy", "num-examples", "num-steps", "seconds", "drift"),
-    *("density_factor", "most-steps", "more_bits"),
+    *("density_factor", "most-steps", "more_bits", "common"),
 )
 
 MOST = 1 << 62  # larger than any count
@@ -65,6 +65,8 @@ class DownlinkHeader(NamedTuple):
       tensor (`tied_weights.py`).
     - `density_factor`: by which the sparsifier's density is multiplied in the reply. None: 1.
     - `more_bits`: how many bits per value the quantizer of the reply takes more. None: 0.
+    - `common`: what all nodes have in common, for a quantizer whose levels are summed over the
+      nodes (`quantizers/grid.py`). None: nothing.
     """
 
     number: int | None = None
@@ -81,6 +83,7 @@ class DownlinkHeader(NamedTuple):
     tied: list[int] | None = None
     density_factor: float | None = None
     more_bits: int | None = None
+    common: list[int] | None = None
 
 
 class UplinkHeader(NamedTuple):

@@ -41,6 +41,8 @@ class Traffic:
     - `*_index_bytes`, `*_value_bytes`: the part of the payloads' bytes that says which entries they
       hold, and the part with the entries' values. The rest is the payloads' headers, and replies
       that could not be decoded.
+    - `*_secure_bytes`: the part of `*_other_bytes` that is for a secure sum: keys, shares and
+      lists of nodes.
     - `client_updates`, `failures`: the number of updates, and of replies that could not be used.
     """
 
@@ -60,6 +62,8 @@ class Traffic:
     uplink_value_bytes: int = 0
     downlink_index_bytes: int = 0
     downlink_value_bytes: int = 0
+    uplink_secure_bytes: int = 0
+    downlink_secure_bytes: int = 0
 
     def count_sent(self, size: Size, plain: int, streams: StreamSizes = NO_STREAMS) -> None:
         """Count a message of this size; `plain`: the bytes of its models without compression.

@@ -56,15 +56,15 @@ class PowerSgd(Quantizer):
 
     def memory_bytes(self, layout: Layout) -> int:
         """Return the bytes of the matrices Q that a node stores, if all entries are sent."""
-        return 4 * _plan(TensorSlices(layout.offsets, layout.shapes), self.rank).sizes[2]
+        return 4 * plan(TensorSlices(layout.offsets, layout.shapes), self.rank).sizes[2]
 
     def encode(self, values: Vector, parts: TensorSlices, step: StepContext) -> Streams:
         """Take one step of subspace iteration for each tensor; change the stored Q in place."""
-        todo = _plan(parts, self.rank)
+        todo = plan(parts, self.rank)
         scales, p, q, raw = (np.empty(size, dtype=F4) for size in todo.sizes)
         start = _start(step, len(q), kept=parts.shapes is not None)
         for number, matrix in enumerate(todo.matrices):
-            m = _as_matrix(values[matrix.values], matrix)
+            m = as_matrix(values[matrix.values], matrix)
             scales[number] = largest = abs(max(m.max(), -m.min()))
             # Normalise only if products could exceed float32's range.
             if not 2.0**-60 < largest < 2.0**60:
@@ -83,7 +83,7 @@ class PowerSgd(Quantizer):
 
     def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: scales, all P, all Q, the uncompressed tensors."""
-        return tuple(Spec(Kind.FLOATS, F4, size) for size in _plan(parts, self.rank).sizes)
+        return tuple(Spec(Kind.FLOATS, F4, size) for size in plan(parts, self.rank).sizes)
 
     def decode(self, streams: Streams, parts: TensorSlices) -> Vector:
         """Compute scale P Q^T for each tensor, clipped to finite float32 values.
@@ -94,11 +94,11 @@ class PowerSgd(Quantizer):
         check_scales(scales, 1)
         if not (_within(p, _MOST_P) and _within(q, _MOST_Q) and _within(raw, _MOST)):
             raise PayloadError("payload holds numbers that are too large or not finite")
-        todo = _plan(parts, self.rank)
+        todo = plan(parts, self.rank)
         values = np.empty(int(parts.segments[-1]), dtype=np.float32)
         for matrix, scale in zip(todo.matrices, scales.tolist(), strict=True):
             left, right = p[matrix.p].reshape(matrix.rows, -1), q[matrix.q].reshape(matrix.cols, -1)
-            _multiply(left, right, scale, values[matrix.values])
+            multiply_factors(left, right, scale, values[matrix.values])
         done = 0
         for piece in todo.raw:
             size = piece.stop - piece.start
@@ -123,7 +123,7 @@ def _within(values: Vector, most: float) -> bool:
     return not len(values) or bool(values.max() <= most and values.min() >= -most)
 
 
-class _Matrix(NamedTuple):
+class Matrix(NamedTuple):
     """A tensor that is sent as a product P Q^T, and the slices of P and Q in the streams."""
 
     values: slice  # the tensor's slice of the vector
@@ -133,17 +133,17 @@ class _Matrix(NamedTuple):
     q: slice  # in the stream of all Q
 
 
-class _Factored(NamedTuple):
+class Factored(NamedTuple):
     """The tensors that are sent as products, and the tensors that are sent uncompressed."""
 
-    matrices: list[_Matrix]
+    matrices: list[Matrix]
     raw: list[slice]  # the uncompressed tensors' slices of the vector
     sizes: tuple[int, int, int, int]  # entries of the streams: scales (one per product), P, Q, raw
 
 
-def _plan(parts: TensorSlices, rank: int) -> _Factored:
+def plan(parts: TensorSlices, rank: int) -> Factored:
     """Decide, at both ends, which tensors have more entries than P and Q together."""
-    matrices: list[_Matrix] = []
+    matrices: list[Matrix] = []
     raw: list[slice] = []
     p = q = others = 0
     for number, (start, stop) in enumerate(pairwise(parts.segments.tolist())):
@@ -152,12 +152,12 @@ def _plan(parts: TensorSlices, rank: int) -> _Factored:
         if rank * (rows + cols) < size:
             past_p, past_q = p + rank * rows, q + rank * cols
             where = slice(p, past_p), slice(q, past_q)
-            matrices.append(_Matrix(slice(start, stop), rows, cols, *where))
+            matrices.append(Matrix(slice(start, stop), rows, cols, *where))
             p, q = past_p, past_q
         else:
             raw.append(slice(start, stop))
             others += size
-    return _Factored(matrices, raw, (len(matrices), p, q, others))
+    return Factored(matrices, raw, (len(matrices), p, q, others))
 
 
 def _shape(size: int, shape: tuple[int, ...] | None) -> tuple[int, int]:
@@ -169,7 +169,7 @@ def _shape(size: int, shape: tuple[int, ...] | None) -> tuple[int, int]:
     return rows, size // max(rows, 1)
 
 
-def _as_matrix(values: Vector, matrix: _Matrix) -> Vector:
+def as_matrix(values: Vector, matrix: Matrix) -> Vector:
     """Return a tensor's values as (rows, cols), with the last row padded with zeros."""
     missing = matrix.rows * matrix.cols - len(values)
     if missing:
@@ -197,7 +197,7 @@ def _iterate(m: Vector, q: Vector) -> tuple[Vector, Vector]:
     return p, m.T @ p
 
 
-def _multiply(p: Vector, q: Vector, scale: float, out: Vector) -> None:
+def multiply_factors(p: Vector, q: Vector, scale: float, out: Vector) -> None:
     """Set the flat ``out`` to P Q^T times ``scale``, clipped to finite values, without padding."""
     rows, cols = len(p), len(q)
     step = min(rows, max(1, _BLOCK // cols))

@@ -77,6 +77,21 @@ def divide(values: Vector, scales: Vector, block: Block, work: Vector) -> Vector
     return work[: block.whole.stop - block.whole.start]
 
 
+def root_mean_squares(values: Vector, segments: Segments, largest: Vector) -> NDArray[np.float64]:
+    """Return (T,) float64, the root mean square of each tensor, 0 for an empty tensor.
+
+    ``largest``: `magnitudes` of the same values.
+    """
+    squares = np.zeros(len(largest))
+    work = temporary(segments)
+    for block in blocks(segments):
+        scaled = divide(values, largest, block, work)  # squares of x itself could overflow
+        np.square(scaled, out=scaled)
+        squares[block.tensors] += np.add.reduceat(scaled, block.starts)
+    found: NDArray[np.float64] = np.sqrt(squares / np.maximum(np.diff(segments), 1)) * largest
+    return found
+
+
 def multiply(stream: NDArray[np.generic], scales: Vector, segments: Segments) -> Vector:
     """Return (n,) float32: each level in ``stream`` times its tensor's scale."""
     values = np.empty(len(stream), dtype=np.float32)
@@ -181,11 +196,17 @@ class ScaledQuantizer(Quantizer):
         """
 
     def encode(self, values: Vector, parts: TensorSlices, step: StepContext) -> Streams:
-        """Divide values by their tensor's scale, round them, and convert them to ``dtype``.
+        """Divide values by their tensor's scale, round them, and convert them to ``dtype``."""
+        scales = self.scales(values, parts)
+        return scales.astype(F4, copy=False), self.rounded(values, scales, parts, step)
+
+    def rounded(
+        self, values: Vector, scales: Vector, parts: TensorSlices, step: StepContext
+    ) -> NDArray[Any]:
+        """Return the (k,) levels of values, for the (T,) scales of their tensors.
 
         The values are processed in blocks that fit into the cache.
         """
-        scales = self.scales(values, parts)
         levels = np.empty(len(values), dtype=self.dtype)
         work = temporary(parts.segments)
         draws = np.empty_like(work)
@@ -193,7 +214,7 @@ class ScaledQuantizer(Quantizer):
             scaled = divide(values, scales, block, work)
             self.round(scaled, step, draws[: len(scaled)])
             np.copyto(levels[block.whole], scaled, casting="unsafe")
-        return scales.astype(F4, copy=False), levels
+        return levels
 
     def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: one scale per tensor, one level per value."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..base import Kind, PayloadError, Spec, StepContext, Streams, TensorSlices, Vector
 from ..registry import register
 from ..validation import bounded
-from .scaling import ScaledQuantizer, blocks, divide, magnitudes, round_by_chance, temporary
+from .scaling import ScaledQuantizer, magnitudes, root_mean_squares, round_by_chance
 
 _TRITS = 5  # base-3 digits in a byte: 3^5 = 243
 _AT_ONCE = 13_107  # packed bytes per block; their 65,535 levels fit into the cache
@@ -63,13 +63,7 @@ class Ternary(ScaledQuantizer):
         largest = magnitudes(values, segments)
         if not self.clip:
             return largest
-        squares = np.zeros(len(largest))
-        work = temporary(segments)
-        for block in blocks(segments):
-            scaled = divide(values, largest, block, work)  # squares of x itself could overflow
-            np.square(scaled, out=scaled)
-            squares[block.tensors] += np.add.reduceat(scaled, block.starts)
-        deviations = np.sqrt(squares / np.maximum(np.diff(segments), 1)) * largest
+        deviations = root_mean_squares(values, segments, largest)
         scales: Vector = np.minimum(largest, self.clip * deviations).astype(np.float32)
         return scales
 

@@ -18,6 +18,8 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
+from edgewire.compression.flower.records import VOLATILE as VOLATILE
+
 _SAID = re.compile(r"(.*) kept/(\d{0,20})((?:/\d{0,20}:\d{1,20})*)", re.DOTALL)
 _KEEPS = " keeps"
 MOST = 100  # the most runs in a message; older runs are left out

@@ -18,7 +18,13 @@ from edgewire.compression.base import PayloadError
 from edgewire.compression.flower.compact_records import restored
 from edgewire.compression.flower.headers import HEADER
 from edgewire.compression.flower.message_size import Size, measured
-from edgewire.compression.flower.records import content_of, metadata_of, values_of
+from edgewire.compression.flower.records import (
+    VOLATILE,
+    content_of,
+    filled,
+    metadata_of,
+    values_of,
+)
 from edgewire.compression.flower.timed_grid import TimedGrid
 from edgewire.simulation.clock import NEVER, ClockState, Journey, VirtualClock, steps_of
 from edgewire.simulation.other_link_clock import BandwidthModel, BandwidthModelState
@@ -105,7 +111,13 @@ class LocalGrid(TimedGrid):
         """
         self.drain()
         line = self._line.state if self._line else None
-        return replace(self._state, line=line, nodes=self._pool.states())
+        nodes = {
+            node: filled(
+                RecordDict, {k: each for k, each in values_of(state).items() if k != VOLATILE}
+            )
+            for node, state in self._pool.states().items()
+        }
+        return replace(self._state, line=line, nodes=nodes)
 
     def load(self, state: GridState) -> None:
         """Continue from the state of another grid with the same nodes and network.

@@ -286,6 +286,7 @@ class CompressionMod:
             "own": own,
             "context": followed.context if codec.coder.contextual else None,
             "density_factor": header.density_factor or 1.0,
+            "common": header.common,
         }
         if state is None:
             return codec.encode(vector, sent, **options), says

@@ -62,6 +62,18 @@ def store_arrays(state: RecordDict, record: str, arrays: Mapping[str, NDArray[An
     values[record] = filled(ArrayRecord, flat)
 
 
+def forget_update(state: RecordDict, *, whole: bool = False) -> None:
+    """Delete the last reply from a node's state, so that it is never added back to the residual.
+
+    `whole`: True to delete the residual too.
+    """
+    values = values_of(state)
+    if whole:
+        values.pop(MEMORY, None)
+    elif MEMORY in values:
+        values_of(values[MEMORY]).pop(_LAST, None)
+
+
 def take_up(state: RecordDict, record: str, applied: int | None) -> None:
     """Set the app's record `record` to what it was after the node's last applied reply.
 

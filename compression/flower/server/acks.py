@@ -109,6 +109,10 @@ class AckTracker:
             self._state.pending[node] = Pending(sequence, update.selected if repeats else None)
         return update
 
+    def pend(self, node: int, sequence: int) -> None:
+        """Record an update that is not decoded alone, because it is part of a secure sum."""
+        self._state.pending[node] = Pending(sequence, None)
+
     def resolve(self, node: int, *, applied: bool) -> None:
         """Record whether the strategy has applied the pending update of a node."""
         pending = self._state.pending.pop(node, None)

@@ -18,7 +18,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from edgewire.deploy.device.node_database import NodeDatabase, hash_of
-from edgewire.protocol.lineage import Checkpoint, RunLineage, StateChoice, choice_of
+from edgewire.protocol.lineage import VOLATILE, Checkpoint, RunLineage, StateChoice, choice_of
 
 _KINDS: dict[str, Any] = {each.__name__: each for each in (ArrayRecord, ConfigRecord, MetricRecord)}
 _ANSWERED = 16  # stored ids of answered messages, to recognise a redelivered one
@@ -94,6 +94,7 @@ class NodeStore:
     def commit(self, state: RecordDict, message: str, reply: bytes) -> None:
         """Write the state and the reply to `message` atomically; both are durable on return.
 
+        The record `VOLATILE` is not written, so it ends with this process.
         Raises `OSError` if they cannot be written. The stored state does not change then.
         """
         blobs = dict[str, memoryview]()
@@ -105,6 +106,8 @@ class NodeStore:
 
         last, records = put(memoryview(reply)), list[Any]()
         for name, record in state.items():
+            if name == VOLATILE:
+                continue
             entries = [[key, form, put(content)] for key, form, content in _entries(record)]
             kind = next(kind for kind, each in _KINDS.items() if isinstance(record, each))
             records.append([name, kind, entries])

@@ -83,6 +83,7 @@ def share_of(quantizer, size):
 
 
 BOUNDS = {each.__name__: each for each in (int8, int4, qsgd, ternary, bfloat16, float16, powersgd)}
+BOUNDS["lowrank"] = powersgd  # the part outside of a basis, and the levels' error within it
 
 
 def error_bound(quantizer, values, parts):

@@ -1,0 +1,208 @@
+"""A mod for a node's ClientApp; it masks the updates that `CompressionMod` encodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from numpy.typing import NDArray
+
+from ...decoder import quantized
+from ...layout import Layout
+from ...secure import Member, SecureError
+from ...secure.terms import KEY
+from ..compact_records import compact, restored
+from ..headers import HEADER, LOSS, STEPS, DownlinkHeader, TrainConfig, read, trains
+from ..native_tensors import natives_of
+from ..records import (
+    VOLATILE,
+    content_of,
+    filled,
+    metadata_of,
+    payload_of,
+    payload_record,
+    payloads_in,
+    records,
+    reply_to,
+    to_vector,
+    values_of,
+    with_content,
+)
+from ..secure_messages import (
+    KEYS,
+    PLACE,
+    SECURE,
+    SHARES,
+    RoundHashes,
+    SumOf,
+    loss_units,
+    read_roster,
+    secure_record,
+    secure_values,
+)
+from .mod import CompressionMod
+from .state import forget_update
+
+KNOWN = "edgewire-secure"  # the record in a node's state with what is not secret
+RECORDS = (KNOWN, VOLATILE)  # the app does not see them
+
+
+class SecureMod:
+    """Masks the updates of a `CompressionMod`, and answers the messages about keys and shares.
+
+    The reply to a message for training holds the masked update and the header: neither the loss nor
+    the number of samples. The masked update is made of the integers in the payload of `mod`
+    (`Grid`), of the tensors' sizes, and of the loss; each is a digit of a sum
+    (`edgewire.compression.secure`). The payload stays on the node, for `Codec.restore`.
+
+    A node trains only with the model, the settings and the configuration for which it has given its
+    keys. Raises `SecureError` otherwise, and for an update that has more than such a sum can hold,
+    such as changed native tensors.
+
+    In mode `sum` a server must not get one update in two sums, of which it could take the
+    difference. So a node that has given the shares for a sum never adds its update back to the
+    residual, and a node that was left out of a round deletes its residual.
+
+    `of`: what is summed. `layout`: of the vector. `least`: the fewest nodes of a sum; a node's
+    owner may ask for more by
+    `secure-least` in its `--node-config`. `masks`: False simulates the same integers and bytes
+    without cryptography. `counted`: True if the reply may say the number of local steps.
+    """
+
+    def __init__(
+        self,
+        mod: CompressionMod,
+        of: SumOf,
+        layout: Layout,
+        *,
+        least: int,
+        masks: bool,
+        counted: Callable[[Context], bool],
+    ) -> None:
+        self._mod, self._of, self._layout = mod, of, layout
+        self._least, self._masks, self._counted = least, masks, counted
+
+    def answer(self, message: Message, context: Context) -> Message:
+        """Answer a message about keys or shares."""
+        content, kind = content_of(message), metadata_of(message)["_message_type"]
+        member, known = self._load(context)
+        if kind.endswith(KEYS):
+            (run,) = secure_values(content, "run")
+            if known.get("run") != run:
+                known = {"run": run, **({"last": known["last"]} if "last" in known else {})}
+            said = {"keys": member.run_key(run) + (member.mask_key() if self._of.sums else b"")}
+        elif kind.endswith(SHARES):
+            terms, keys, bitmap, masks = secure_values(content, "terms", "keys", "roster", "masks")
+            known = {**_extended(known, keys), "terms": terms}
+            roster = read_roster(known["keys"], bitmap, masks)
+            agreed = self._of.terms(known["run"], RoundHashes.from_bytes(terms), len(roster))
+            said = {"sealed": member.share(agreed, roster, self._floor(context))}
+            known["nodes"] = len(roster)
+        else:
+            alive, number = secure_values(content, "alive", "round")
+            said = {"shares": member.unmask(alive, int.from_bytes(number, "little"))}
+            if RoundHashes.from_bytes(known["terms"]).entries:
+                # A server could subtract two sums in which the same updates are.
+                forget_update(context.state)
+        values_of(context.state)[KNOWN] = filled(ConfigRecord, known)
+        return reply_to(message, filled(RecordDict, {SECURE: secure_record(**said)}))
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Let `mod` and the app answer a message; mask the update in the reply to a training."""
+        if not trains(message):
+            return self._mod(message, context, call_next)
+        came, state = content_of(message), context.state
+        member, known = self._load(context)
+        if self._of.sums:
+            (sealed,) = secure_values(came, "sealed")
+            nodes = known.get("nodes", 0)
+        else:
+            keys, bitmap = secure_values(came, "keys", "roster")
+            known = _extended(known, keys)
+            roster = read_roster(known["keys"], bitmap)
+            nodes = len(roster)
+        header = read(restored(came), DownlinkHeader)
+        if self._of.sums and known.get("last") not in (None, (header.number or 0) - 1):
+            # A server could let the others send what they have kept while this node is not asked,
+            # so that later a sum would hold what this node has kept alone.
+            forget_update(state, whole=True)
+        values_of(state)[KNOWN] = filled(ConfigRecord, {**known, "last": header.number or 0})
+        seen, metrics = list[RoundHashes](), dict[str, Any]()
+
+        def checked(message: Message, context: Context) -> Message:
+            seen.append(self._seen(message, header))
+            if self._of.sums and seen[0].to_bytes() != known.get("terms"):
+                raise SecureError("the model or the settings are not those of the round's terms")
+            reply = call_next(message, context)
+            for _, said in [] if reply.has_error() else records(content_of(reply), MetricRecord):
+                metrics.update(values_of(said))
+            return reply
+
+        rest = {name: record for name, record in values_of(came).items() if name != SECURE}
+        passed = with_content(message, filled(RecordDict, rest))
+        ours = {name: values_of(state).pop(name) for name in RECORDS if name in values_of(state)}
+        try:
+            reply = self._mod(passed, context, checked)
+        finally:
+            values_of(context.state).update(ours)
+        if reply.has_error():
+            return reply
+        answered = restored(content_of(reply))
+        values = self._values(answered, metrics, scaled=seen[0].entries > 0)
+        agreed = self._of.terms(known.get("run", b""), seen[0], nodes)
+        if self._of.sums:
+            masked = member.masked(sealed, agreed, values)
+        else:
+            masked = member.masked_bare(agreed, roster, values, self._floor(context))
+        content = {"arrays": payload_record(masked), HEADER: values_of(answered)[HEADER]}
+        if self._counted(context) and STEPS in metrics:
+            content["metrics"] = filled(MetricRecord, {STEPS: metrics[STEPS]})
+        found = filled(RecordDict, content)
+        reply.content = found if answered is content_of(reply) else compact(found)
+        return reply
+
+    def _seen(self, message: Message, header: DownlinkHeader) -> RoundHashes:
+        """Return what the app gets, as the round's terms say it."""
+        content = values_of(content_of(message))
+        arrays, orders = content["arrays"], TrainConfig.of(values_of(content["config"]))
+        return self._of.hashes(header, orders, to_vector(arrays), natives_of(arrays))
+
+    def _values(
+        self, answered: RecordDict, metrics: dict[str, Any], *, scaled: bool
+    ) -> list[NDArray[Any]]:
+        """Return the integers of a reply, by the sections of `SumOf.terms`."""
+        payload = payload_of(answered)
+        if payload is None or payloads_in(answered) > 1:
+            raise SecureError("the update holds native tensors, which cannot be summed")
+        streams = quantized(payload[1], self._layout)
+        levels, sizes = self._of.quantizer.summed(streams, self._of.parts)
+        rest = [sizes, loss_units(metrics.get(LOSS))]
+        return [levels, *rest] if scaled else rest
+
+    def _floor(self, context: Context) -> int:
+        return max(self._least, int(context.node_config.get("secure-least", 0)))
+
+    def _load(self, context: Context) -> tuple[Member, dict[str, Any]]:
+        """Return the node's side of the sum, whose record changes in place, and what it knows."""
+        values = values_of(context.state)
+        if VOLATILE not in values:
+            values[VOLATILE] = filled(ConfigRecord, {})
+        known = values_of(values[KNOWN]) if KNOWN in values else {}
+        return Member(values_of(values[VOLATILE]), self._masks, _config_hash(context)), {**known}
+
+
+def _extended(known: dict[str, Any], keys: bytes) -> dict[str, Any]:
+    """Return what a node knows after a message with further run keys."""
+    before, start = known.get("keys", b""), KEY * int.from_bytes(keys[:PLACE], "little")
+    if "run" not in known or len(keys) < PLACE or start > len(before):
+        raise SecureError("this node has lost the keys of the other nodes")
+    return {**known, "keys": before[:start] + keys[PLACE:]}
+
+
+def _config_hash(context: Context) -> bytes:
+    """Return the SHA-256 of the run's configuration, which must be the same at all nodes."""
+    said = [str(context.run_config.get(name)) for name in ("config", "overrides")]
+    return sha256(repr(said).encode()).digest()

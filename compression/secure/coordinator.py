@@ -1,0 +1,166 @@
+"""The server's side of the secure sum."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from os import urandom
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .masks import PAIR, SEALED, SELF, Masks
+from .packing import WORD, Packing
+from .shamir import SECRET, SHARE
+from .terms import KEY, Peer, Roster, SecureError, Terms, binding, expect_bytes, to_bitmap
+
+
+def roster_of(
+    keys: Mapping[int, tuple[bytes, ...]], masks: bool = True
+) -> tuple[Roster, dict[int, str]]:
+    """Return the roster of the nodes with valid keys, and the reason for each node left out.
+
+    ``keys``: by node its run key, and in mode `sum` its mask key. Of two nodes with one key the
+    first one is in the roster. Raises `SecureError` if fewer than two nodes are left.
+    """
+    seen, peers, refused, seed = set[bytes](), list[Peer](), dict[int, str](), urandom(SECRET)
+    for node, given in keys.items():
+        try:
+            for key in given:
+                expect_bytes("a public key", key, KEY)
+            Masks(masks).secrets(seed, given)  # fails for a key that would fail at the nodes
+            if len(seen.union(given)) < len(seen) + len(given):
+                raise SecureError("it has the key of another node, or one key twice")
+        except SecureError as error:
+            refused[node] = str(error)
+        else:
+            seen.update(given)
+            peers.append(Peer(node, *given))
+    return Roster(tuple(peers)), refused
+
+
+class Coordinator:
+    """One round at the server, which takes the nodes' answers and returns the totals.
+
+    Mode `sum`: `take_shares` of each node, `sealed_for` those that shared, `take_masked`, `alive`
+    for those in the sum, `take_unmasked`, `totals`. Mode `bare`: `take_masked` and `totals`. A
+    method that takes an answer raises PayloadError for a wrong one and does not use it. ``masks``:
+    as `Member`'s. ``wrong``: nodes whose share of a dropped node's seed does not fit its key; they
+    or the dropped one are at fault.
+    """
+
+    def __init__(self, terms: Terms, roster: Roster, masks: bool = True) -> None:
+        self._terms, self._roster, self._masks = terms, roster, Masks(masks)
+        self._bound = binding(terms, roster)
+        self._packing = Packing(terms.sections, len(roster))
+        self._places = {peer.node: place for place, peer in enumerate(roster.peers)}
+        self._sum = np.zeros(self._packing.size, WORD)
+        # By place: the answers, and the nodes that go on, None until the step before is over.
+        self._sealed: dict[int, bytes] = {}
+        self._present: Collection[int] | None = None if terms.threshold else range(len(roster))
+        self._masked: set[int] = set()
+        self._alive: list[int] | None = None
+        self._unmasked: dict[int, bytes] = {}
+        self.wrong: list[int] = []
+
+    def take_shares(self, node: int, sealed: bytes) -> None:
+        """Take a node's sealed shares, 50 bytes for each other node."""
+        open_now = range(len(self._roster)) if self._present is None else None
+        place = self._expected(node, open_now, self._sealed)
+        expect_bytes(f"shares of node {node}", sealed, SEALED * (len(self._roster) - 1))
+        self._sealed[place] = sealed
+
+    def sealed_for(self, node: int) -> bytes:
+        """Return the bitmap of the nodes that shared, and their sealed shares for ``node``.
+
+        After the first call no shares are taken. Raises `SecureError` if too few have shared.
+        """
+        if self._present is None:
+            self._present = self._enough(self._sealed, "shared their keys")
+        own = self._expected(node, self._present, ())
+        parts = [to_bitmap(self._present, len(self._roster))]
+        for place in (i for i in self._present if i != own):
+            start = (own - (own > place)) * SEALED
+            parts.append(self._sealed[place][start : start + SEALED])
+        return b"".join(parts)
+
+    def take_masked(self, node: int, masked: bytes) -> None:
+        """Add a node's masked update to the sum."""
+        place = self._expected(node, self._present if self._alive is None else None, self._masked)
+        self._sum += self._packing.from_bytes(masked)
+        self._masked.add(place)
+
+    def alive(self) -> bytes:
+        """Return the bitmap of the nodes in the sum; afterwards no masked update is taken.
+
+        Raises `SecureError` if they are too few.
+        """
+        if self._alive is None:
+            self._alive = self._enough(self._masked, "sent masked updates")
+        return to_bitmap(self._alive, len(self._roster))
+
+    def take_unmasked(self, node: int, shares: bytes) -> None:
+        """Take a node's shares of the secrets, 17 bytes for each node."""
+        place = self._expected(node, self._alive, self._unmasked)
+        expect_bytes(f"shares from node {node}", shares, SHARE * len(self._roster))
+        self._unmasked[place] = shares
+
+    def totals(self) -> list[NDArray[np.int64]]:
+        """Return for each section the sums (count,) over the nodes in the sum.
+
+        Raises `SecureError` if too few nodes have answered or their shares do not fit, and
+        PayloadError for sums that no valid updates have.
+        """
+        self.alive()
+        alive, words, peers = self._alive or [], self._sum.copy(), self._roster.peers
+        if self._terms.threshold:
+            answered = self._enough(self._unmasked, "answered to the end")
+            for place in (i for i in self._present or () if i not in alive):
+                seed, answered = self._mask_seed(place, answered)
+                secrets = self._masks.secrets(seed, [peers[i].mask_key for i in alive])
+                pairs = dict(zip(alive, secrets, strict=True))
+                self._masks.add(words, place, pairs, PAIR, self._bound)
+            for place in alive:
+                # If more than the threshold answered, this is another choice of shares.
+                seed, other = (self._joined(place, each) for each in (answered, answered[::-1]))
+                if seed != other:
+                    node = peers[place].node
+                    raise SecureError(f"the shares of node {node}'s self mask do not fit together")
+                self._masks.add(words, place, {place: seed}, SELF, self._bound, -1)
+        return self._packing.totals(words, len(alive))
+
+    def _mask_seed(self, place: int, answered: list[int]) -> tuple[bytes, list[int]]:
+        """Return a dropped node's seed, and the nodes whose shares of it fit its public key."""
+        peer, due = self._roster.peers[place], self._terms.threshold
+        for turn in range(len(answered)):
+            turned = answered[turn:] + answered[:turn]
+            seed, first = self._joined(place, turned), turned[:due]
+            if not self._masks.on or self._masks.public_key(seed) == peer.mask_key:
+                others = turned[due:] if turn else []
+                bad = [i for i in others if self._joined(place, [i, *first[1:]]) != seed]
+                self.wrong += [self._roster.peers[i].node for i in bad]
+                return seed, [i for i in answered if i not in bad]
+        raise SecureError(f"the shares of node {peer.node}'s mask key do not fit its key")
+
+    def _joined(self, place: int, answered: Sequence[int]) -> bytes:
+        """Return a node's seed from the shares of the first nodes of ``answered``."""
+        cut = slice(place * SHARE, (place + 1) * SHARE)
+        first = answered[: self._terms.threshold]
+        return self._masks.join({i: self._unmasked[i][cut] for i in first})
+
+    def _expected(self, node: int, among: Collection[int] | None, taken: Collection[int]) -> int:
+        """Return the place of a node whose answer is due: one of ``among``, not yet ``taken``."""
+        place = self._places.get(node, -1)
+        if among is None or place not in among or place in taken:
+            raise SecureError(f"node {node} is not in this step of the round, or answered before")
+        return place
+
+    def _enough(self, there: Collection[int], what: str) -> list[int]:
+        """Return the places in order; raises `SecureError` if fewer than the threshold are left."""
+        due = self._terms.threshold or len(self._roster)
+        if len(there) < due:
+            missing = [str(p.node) for i, p in enumerate(self._roster.peers) if i not in there]
+            raise SecureError(
+                f"round {self._terms.round}: {len(there)} of {len(self._roster)} nodes {what}, "
+                f"{due} are needed; missing: {', '.join(missing[:20])}"
+            )
+        return sorted(there)

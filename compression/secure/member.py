@@ -1,0 +1,193 @@
+"""A node's side of the secure sum."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from hashlib import sha256
+from os import urandom
+from typing import Any
+
+from numpy.typing import NDArray
+
+from .masks import BARE, PAIR, SEALED, SELF, SHARES, Masks
+from .packing import Packing
+from .shamir import SECRET, SHARE
+from .terms import (
+    NO_KEY,
+    RUN,
+    Roster,
+    SecureError,
+    Terms,
+    binding,
+    expect_bytes,
+    from_bitmap,
+    threshold_of,
+)
+
+KEYED, SHARED, MASKED = 1, 2, 3  # the stages: what the node has sent in this round
+
+
+class Member:
+    """A node; each method answers one message of the server.
+
+    ``state``: bytes and ints by name, a dict or a ConfigRecord, empty at first. It holds secrets.
+    The caller stores it before it sends an answer, and shows it to no one. ``masks``: False
+    simulates without cryptography, and protects nothing. ``config``: a hash of what must be the
+    same at all nodes and need not be known to the server, such as the run's configuration.
+
+    Mode `sum`: `run_key` once, then in each round `mask_key`, `share`, `masked`, `unmask`. Mode
+    `bare`: `run_key` once, then `masked_bare` in each round. Methods raise `SecureError` for a
+    message that they refuse, and PayloadError for values that do not fit. The state is then as it
+    was.
+    """
+
+    def __init__(
+        self, state: MutableMapping[str, Any], masks: bool = True, config: bytes = b""
+    ) -> None:
+        self._state, self._masks, self._config = state, Masks(masks), config
+
+    def run_key(self, run: bytes) -> bytes:
+        """Return this node's public key, 32 bytes, for the server's session of nonce ``run``.
+
+        A new session gets a new key and ends the one before.
+        """
+        expect_bytes("the run's nonce", run, RUN)
+        if self._state.get("run") != run:
+            self._set(run=run, run_seed=urandom(32), last=-1)
+        return self._masks.public_key(self._state["run_seed"])
+
+    def mask_key(self) -> bytes:
+        """Begin a round and give up an open one; return a new public key, 32 bytes."""
+        self._expect(None)
+        self._set(stage=KEYED, mask_seed=urandom(SECRET))
+        return self._masks.public_key(self._state["mask_seed"])
+
+    def share(self, terms: Terms, roster: Roster, least: int = 2) -> bytes:
+        """Return sealed shares for the other nodes, 50 bytes each, in the roster's order.
+
+        ``least``: of how many nodes the owner of this one allows a sum.
+        """
+        self._expect(KEYED)
+        seed, self_seed = self._state["mask_seed"], urandom(SECRET)
+        own, bound = self._entered(terms, roster, least, self._masks.public_key(seed))
+        shares = self._masks.split([self_seed, seed], terms.threshold, len(roster))
+        secrets = self._run_secrets(roster, own)
+        key = self._with_config(bound)
+        sealed = [self._masks.seal(secrets[i], key, (own, i), shares[i]) for i in secrets]
+        self._set(
+            stage=SHARED, mask_seed=seed, self_seed=self_seed, shares=shares[own], own=own,
+            roster=roster.to_bytes(), binding=bound, least=least,
+        )  # fmt: skip
+        return b"".join(sealed)
+
+    def masked(self, sealed: bytes, terms: Terms, values: Sequence[NDArray[Any]]) -> bytes:
+        """Return this node's masked update.
+
+        ``sealed``: the bitmap of the nodes that shared, and their 50 bytes for this node.
+        ``terms``: as this node sees them now, with the hash of the model that it got. ``values``:
+        integers (count,) for each section.
+        """
+        self._expect(SHARED)
+        state, roster = self._state, Roster.from_bytes(self._state["roster"])
+        own, bound, nodes = state["own"], state["binding"], len(roster)
+        if binding(terms, roster) != bound:
+            raise SecureError("the model or the terms differ from those that this node agreed to")
+        size = (nodes + 7) // 8
+        present = self._allowed(sealed[:size], range(nodes), nodes)
+        expect_bytes("the sealed shares", sealed[size:], SEALED * (len(present) - 1))
+        others, secrets = [i for i in present if i != own], self._run_secrets(roster, own)
+        shares, key = [bytes(SHARES)] * nodes, self._with_config(bound)
+        shares[own] = state["shares"]
+        for i, at in zip(others, range(size, len(sealed), SEALED), strict=True):
+            shares[i] = self._masks.open(secrets[i], key, (i, own), sealed[at : at + SEALED])
+        packing = Packing(terms.sections, nodes)
+        words = packing.words(values)
+        pairs = self._masks.secrets(state["mask_seed"], [roster.peers[i].mask_key for i in others])
+        self._masks.add(words, own, {own: state["self_seed"]}, SELF, bound)
+        self._masks.add(words, own, dict(zip(others, pairs, strict=True)), PAIR, bound)
+        self._set(
+            stage=MASKED, last=terms.round, own=own, nodes=nodes, least=state["least"],
+            present=sealed[:size], shares=b"".join(shares),
+        )  # fmt: skip
+        return packing.to_bytes(words)
+
+    def unmask(self, alive: bytes, number: int) -> bytes:
+        """End the round: return 17 bytes for each node of the roster; delete the round's secrets.
+
+        ``alive``: the bitmap of the nodes in the sum. ``number``: the round's. The bytes are a
+        share of the self mask's seed for these, of the mask key's seed for those that shared and
+        dropped, and else zeros.
+        """
+        self._expect(MASKED)
+        state, nodes = self._state, self._state["nodes"]
+        if number != state["last"]:
+            raise SecureError(f"round {number} is not the one that this node sent an update in")
+        present = from_bitmap(state["present"], nodes)
+        alive_now = self._allowed(alive, present, nodes)
+        shares = [bytes(SHARE)] * nodes
+        for i in present:
+            start = i * SHARES + (0 if i in alive_now else SHARE)
+            shares[i] = state["shares"][start : start + SHARE]
+        self._set()
+        return b"".join(shares)
+
+    def masked_bare(
+        self, terms: Terms, roster: Roster, values: Sequence[NDArray[Any]], least: int = 2
+    ) -> bytes:
+        """Return this node's masked update in mode `bare`; the arguments are as above."""
+        self._expect(None)
+        own, bound = self._entered(terms, roster, least, NO_KEY)
+        packing = Packing(terms.sections, len(roster))
+        words = packing.words(values)
+        key = self._with_config(bound)
+        self._masks.add(words, own, self._run_secrets(roster, own), BARE, key)
+        self._set(last=terms.round)
+        return packing.to_bytes(words)
+
+    def _entered(
+        self, terms: Terms, roster: Roster, least: int, mask_key: bytes
+    ) -> tuple[int, bytes]:
+        """Return this node's place in a new round's roster, and the binding; or refuse them."""
+        if terms.run != self._state["run"] or terms.round <= self._state["last"]:
+            raise SecureError(f"round {terms.round} is over for this node, or of another run")
+        if len(roster) < least:
+            raise SecureError(f"{len(roster)} nodes take part, and the owner asks for {least}")
+        keys = self._masks.public_key(self._state["run_seed"]), mask_key
+        places = [i for i, peer in enumerate(roster.peers) if peer[1:] == keys]
+        if not places:
+            raise SecureError("this node's key is missing or changed in the roster")
+        return places[0], binding(terms, roster)
+
+    def _allowed(self, bitmap: bytes, among: Sequence[int], nodes: int) -> list[int]:
+        """Return the places in a bitmap, or refuse a sum of these nodes."""
+        found, due = from_bitmap(bitmap, nodes), max(threshold_of(nodes), self._state["least"])
+        if self._state["own"] not in found or not set(found) <= set(among):
+            raise SecureError("the nodes to sum lack this node, or hold one that has not shared")
+        if len(found) < due:
+            raise SecureError(f"{len(found)} of {nodes} nodes are left, and {due} are needed")
+        return found
+
+    def _with_config(self, bound: bytes) -> bytes:
+        """Return the binding with the hash that only the nodes know."""
+        return sha256(bound + self._config).digest()
+
+    def _run_secrets(self, roster: Roster, own: int) -> dict[int, bytes]:
+        """Return the secrets with all other nodes, by place."""
+        keys = {i: peer.run_key for i, peer in enumerate(roster.peers) if i != own}
+        secrets = self._masks.secrets(self._state["run_seed"], [*keys.values()], keep=True)
+        return dict(zip(keys, secrets, strict=True))
+
+    def _expect(self, stage: int | None) -> None:
+        """Refuse a message without a run key, or in another stage of the round."""
+        if "run" not in self._state:
+            raise SecureError("this node has no key for this run: ask for it first")
+        if stage is not None and self._state.get("stage") != stage:
+            raise SecureError("this message is late, early or repeated in the round")
+
+    def _set(self, **state: Any) -> None:
+        """Replace the state, except for the run's part of it."""
+        run = {
+            name: self._state[name] for name in ("run", "run_seed", "last") if name in self._state
+        }
+        self._state.clear()
+        self._state.update(run | state)

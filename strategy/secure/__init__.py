@@ -1,0 +1,1 @@
+"""Strategies of which the server sees only sums."""

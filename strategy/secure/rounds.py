@@ -1,0 +1,276 @@
+"""Rounds of `SparseAveraging` of which the server sees only the sum of the nodes' updates."""
+
+import os
+from collections.abc import Callable, Mapping
+from logging import getLogger
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, RecordDict
+from numpy.typing import NDArray
+
+from edgewire.compression.base import PayloadError, quiet
+from edgewire.compression.flower.headers import HEADER, LOSS, DownlinkHeader, TrainConfig
+from edgewire.compression.flower.message_size import measured, other_than_payloads
+from edgewire.compression.flower.records import (
+    content_of,
+    filled,
+    message_to,
+    payload_of,
+    values_of,
+)
+from edgewire.compression.flower.secure_messages import (
+    KEYS,
+    LOSS_UNITS,
+    PLACE,
+    SECURE,
+    SHARES,
+    UNMASK,
+    SumOf,
+    secure_record,
+    secure_values,
+)
+from edgewire.compression.flower.server.inbox import count_received
+from edgewire.compression.flower.traffic import reason_of
+from edgewire.compression.secure import Coordinator, Roster, SecureError, roster_of
+from edgewire.compression.secure.terms import KEY, expect_bytes, to_bitmap
+from edgewire.compression.wire import StreamSizes
+from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.synchronous import Rounds, SparseAveraging
+from edgewire.task.errors import TaskError
+
+NO_REPLY = "no reply in time"
+SPARE = 64  # keys of nodes that have others now, which the list of keys may hold
+log = getLogger("edgewire")
+
+
+class SecureRounds(Rounds):
+    """Runs the rounds of `SparseAveraging` with a secure sum (`edgewire.compression.secure`).
+
+    In mode `sum` a round has four exchanges: keys, shares, masked updates, and the secrets of the
+    masks that do not cancel. In mode `bare` a round has one, and the keys are asked for once. A
+    round that has no sum leaves the model as it is. Its updates return to the nodes' residuals,
+    because the next message says that they were not applied. The first round brings only the sizes
+    of the updates, from which the common scale of the next one follows, so it is not applied
+    either.
+
+    A run has keys of its own in each session of the server, so a resumed run has new ones. Raises
+    `TaskError` for a model with tensors that cannot be summed.
+    """
+
+    def __init__(self, strategy: SparseAveraging, grid: OrderedGrid, arrays: ArrayRecord) -> None:
+        super().__init__(strategy, grid, arrays)
+        self._options, mode = strategy.secure, strategy.secure.mode
+        initial = strategy.initial
+        others = [] if initial is None else sorted(initial.arrays.keys() - {*initial.frozen})
+        if self.reported.size or others:
+            what = "BatchNorm's statistics" if self.reported.size else others[0]
+            raise TaskError(
+                f"secure={mode} sums the changes of parameters, and {what} would be sent as "
+                "values: give personal=batchnorm, or a model without such tensors"
+            )
+        assert strategy.codecs.uplink is not None  # conf/rules.py
+        self._of = SumOf.of(strategy.codecs.uplink, self.layout, mode)
+        self._likes = {k: Message(RecordDict(), 0, f"query.{k}") for k in (KEYS, SHARES, UNMASK)}
+        self._begin_session()
+
+    def _begin_session(self) -> None:
+        """Let the nodes make new run keys; until then the list of run keys is empty."""
+        self._run = os.urandom(16)
+        self._keys: list[bytes] = []  # the run keys, in the order in which all nodes know them
+        self._places: dict[int, int] = {}  # by node, the place of its run key in the list
+        self._told: dict[int, int] = {}  # by node, how many keys of the list it knows
+
+    def advance(self, lr: float, timeout: float) -> bool:
+        """Run one round at the learning rate `lr`; return False if no node is available."""
+        number, failures = self._state.round + 1, self._strategy.failures
+        asked, _ = self._drawn(number)
+        if not asked:
+            return False
+        failures.begin_round(asked=len(asked))
+        self._heard, used = 0, list[int]()
+        totals = list[NDArray[np.int64]]()
+        try:
+            used, totals = self._summed(number, asked, lr, timeout)
+        except PayloadError as error:
+            used = []
+            log.warning("round %d has no sum, and its updates stay at the nodes: %s", number, error)
+        failures.end_round(number, len(used), self._heard)
+        self._apply(used, totals, lr)
+        self._state.round = number
+        return True
+
+    def _summed(
+        self, number: int, asked: list[int], lr: float, timeout: float
+    ) -> tuple[list[int], list[NDArray[np.int64]]]:
+        """Return the nodes in the sum, and the sums of the sections; PayloadError without a sum."""
+        common = self._state.common or None
+        roster = self._roster(number, asked, timeout)
+        header = DownlinkHeader(number, common=common)
+        orders, natives = TrainConfig(lr, number), self.reported.natives
+        said = self._of.hashes(header, orders, self.model, natives)
+        terms = self._of.terms(self._run, said, len(roster))
+        sum_of = Coordinator(terms, roster, self._options.masks)
+        there = {peer.node for peer in roster.peers}
+        nodes = [node for node in asked if self._places.get(node) in there]
+        bitmap = to_bitmap(there, len(self._keys))
+        offers = {node: {"keys": self._unknown_keys(node), "roster": bitmap} for node in nodes}
+        if self._of.sums:
+            masks = b"".join(peer.mask_key for peer in roster.peers)
+            more = {"terms": said.to_bytes(), "masks": masks}
+            offers = {node: {**each, **more} for node, each in offers.items()}
+            shared = self._ask(number, SHARES, offers, "sealed", timeout, sum_of.take_shares)
+            self._told |= dict.fromkeys(shared, len(self._keys))
+            offers = {n: {"sealed": sum_of.sealed_for(self._places[n])} for n in shared}
+        used = self._train(number, offers, lr, common, timeout, sum_of)
+        if self._of.sums:
+            ending = {"alive": sum_of.alive(), "round": number.to_bytes(8, "little")}
+            offers = dict.fromkeys(used, ending)
+            self._ask(number, UNMASK, offers, "shares", timeout, sum_of.take_unmasked)
+        else:
+            self._told |= dict.fromkeys(used, len(self._keys))
+        return used, sum_of.totals()
+
+    def _roster(self, number: int, asked: list[int], timeout: float) -> Roster:
+        """Ask for keys, and return the roster of a round; `SecureError` for too few nodes."""
+        if len(self._keys) > 2 * len(self._places) + SPARE:
+            self._begin_session()  # nodes that make new keys again and again do not fill the list
+        known = [] if self._of.sums else [node for node in asked if node in self._places]
+        masks = dict[int, bytes]()
+
+        def take(node: int, keys: bytes) -> None:
+            expect_bytes("a node's keys", keys, KEY * (1 + self._of.sums))
+            run_key, masks[node] = keys[:KEY], keys[KEY:]
+            if node not in self._places or self._keys[self._places[node]] != run_key:
+                self._places[node] = len(self._keys)
+                self._keys.append(run_key)
+
+        offers = {node: {"run": self._run} for node in asked if node not in known}
+        answered = self._ask(number, KEYS, offers, "keys", timeout, take) if offers else []
+        given = {
+            self._places[n]: (self._keys[self._places[n]], *([masks[n]] if self._of.sums else []))
+            for n in asked
+            if n in known or n in answered
+        }
+        if len(given) < self._options.least:
+            raise SecureError(
+                f"{len(given)} nodes sent keys, and secure.least={self._options.least} are needed"
+            )
+        # Nodes read a roster from a bitmap of the list, so it is in the order of the list.
+        roster, refused = roster_of(dict(sorted(given.items())), self._options.masks)
+        for node in (node for node in asked if self._places.get(node) in refused):
+            self._leave_out(number, node, refused[self._places[node]])
+        return roster
+
+    def _train(
+        self,
+        number: int,
+        offers: Mapping[int, Mapping[str, bytes]],
+        lr: float,
+        common: list[int] | None,
+        timeout: float,
+        sum_of: Coordinator,
+    ) -> list[int]:
+        """Let nodes train and add their masked updates; return the nodes in the sum."""
+        used, session = list[int](), self.session
+        messages = self._messages(number, [*offers], len(offers), lr, common)
+        for message, said in zip(messages, offers.values(), strict=True):
+            record = filled(RecordDict, {SECURE: secure_record(**said)})
+            self._count_sent(record)
+            message.content = filled(
+                RecordDict, {**values_of(content_of(message)), **values_of(record)}
+            )
+        replies = self._exchange(messages, len(messages), timeout)
+        self._heard += count_received(list(replies.values()))
+        for node in offers:
+            try:
+                if (reply := replies.get(node)) is None:
+                    raise SecureError(NO_REPLY)
+                header = session.opened(reply, node, number, session.plain_bytes)
+                found = payload_of(content_of(reply))
+                if found is None:
+                    raise SecureError("a reply must hold a masked update")
+                sum_of.take_masked(self._places[node], found[1])
+            except PayloadError as error:
+                self._leave_out(number, node, str(error))
+                continue
+            session.acks.pend(node, header.sequence or 0)
+            self.session.traffic.uplink_entries += self.layout.size
+            self.session.traffic.uplink_entries_whole += self.layout.size
+            self.session.traffic.count_decoded(StreamSizes(0, len(found[1])))
+            self._strategy.failures.succeeded(node)
+            used.append(node)
+        return used
+
+    def _ask(
+        self,
+        number: int,
+        kind: str,
+        offers: Mapping[int, Mapping[str, bytes]],
+        answer: str,
+        timeout: float,
+        take: Callable[[int, bytes], None],
+    ) -> list[int]:
+        """Send nodes a message for keys or shares; return the nodes whose answer was taken.
+
+        `answer`: the name of the answer's value. `take`: gets a node (of the key list, except for
+        `KEYS`) and the value, and may raise `SecureError`.
+        """
+        messages, taken = list[Message](), list[int]()
+        for node, said in offers.items():
+            content = filled(RecordDict, {SECURE: secure_record(**said)})
+            self._count_sent(content)
+            messages.append(message_to(node, content, str(number), self._likes[kind]))
+        replies = self._exchange(messages, len(messages), timeout)
+        for node in offers:
+            try:
+                if (reply := replies.get(node)) is None:
+                    raise SecureError(NO_REPLY)
+                if reply.has_error():
+                    raise SecureError(reason_of(reply))
+                size = measured(content_of(reply), HEADER)
+                self.session.traffic.count_received(size, 0)
+                self.session.traffic.uplink_secure_bytes += other_than_payloads(size)
+                (value,) = secure_values(content_of(reply), answer)
+                take(node if kind == KEYS else self._places[node], value)
+                taken.append(node)
+            except PayloadError as error:
+                self._leave_out(number, node, str(error))
+        return taken
+
+    def _unknown_keys(self, node: int) -> bytes:
+        """Return the run keys that a node does not know yet, after their place in the list."""
+        start = self._told.get(node, 0)
+        return start.to_bytes(PLACE, "little") + b"".join(self._keys[start:])
+
+    def _count_sent(self, content: RecordDict) -> None:
+        size, traffic = measured(content, HEADER), self.session.traffic
+        traffic.count_sent(size, 0)
+        traffic.downlink_secure_bytes += other_than_payloads(size)
+
+    def _leave_out(self, number: int, node: int, reason: str) -> None:
+        """Count a failure; the node may have lost its keys, so it is asked for them again."""
+        self._told.pop(node, None)
+        self._places.pop(node, None)
+        self._strategy.failures.leave_out(node, reason, f"round {number}: ")
+
+    @quiet
+    def _apply(self, used: list[int], totals: list[NDArray[np.int64]], lr: float) -> None:
+        """Take the server's step with the mean of the used nodes' updates."""
+        state, nodes, acks = self._state, len(used), self.session.acks
+        state.train_metrics = None
+        if not used:
+            acks.applied(())
+            return
+        *levels, sizes, losses = totals
+        total, common, of = levels[0] if levels else None, state.common, self._of
+        seed = self._strategy.codecs.seed, state.round
+        state.common = of.quantizer.next_common(
+            total, sizes, nodes, common, of.parts, np.random.default_rng(seed)
+        )
+        state.train_metrics = {LOSS: int(losses[0]) / LOSS_UNITS / nodes}
+        if total is None:
+            acks.applied(())
+            return
+        self._mean.add(None, of.quantizer.mean_of(total, nodes, common, of.parts), 1.0)
+        self._step(lr if self._strategy.rate is None else self._strategy.rate, nodes, common)
+        acks.applied(used)

@@ -1,0 +1,286 @@
+"""What a node refuses: with one line that holds no secret, and without a change of its state."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgewire.compression.base import PayloadError
+from edgewire.compression.secure import Peer, Roster, SecureError, binding
+from edgewire.compression.secure.terms import to_bitmap
+from tests.compression.secure.group import SHARES, Group, equal
+
+NODE, NODES = 10, 7  # the node that refuses is the first of seven; the threshold is 5
+OTHER = b"other bytes, 32 of them, as a key"[:32]
+
+
+class Round:
+    """A round that a node has come to; a refusal is a call of one of its methods."""
+
+    def __init__(self) -> None:
+        self.group = Group(NODES)
+        self.member = self.group.members[NODE]
+        self.values = self.group.values(NODE)
+        self.terms, self.roster = self.group.terms(3), None
+
+    def keyed(self):
+        self.roster = self.group.roster()
+
+    def shared(self, drops=None, number=3):
+        self.terms, self.roster, self.server = self.group.shared(number, drops)
+        self.sealed = self.server.sealed_for(NODE)
+
+    def masked(self, drops=None):
+        self.server = self.group.masked(3, drops)
+
+    def done(self):
+        self.group.totals(3)
+
+    def again(self):
+        self.done()
+        self.keyed()
+
+    def next(self):
+        self.shared(number=3)
+        self.old = self.sealed
+        self.shared(number=4)
+
+    def dropped(self):
+        self.masked({28: SHARES})
+
+    def floor(self):
+        """All share, and the node's owner asks for six."""
+        self.shared()
+        self.group.states[NODE]["least"] = 6
+        self.mask()
+
+    def bare(self):
+        self.group.bare(3)
+        self.terms, self.roster = self.group.terms(3, bare=True), self.group.roster(bare=True)
+
+    def share(self, place=0, peer=None, roster=None, least=2, **terms):
+        peers = [*(roster or self.roster).peers]
+        peers[place] = peers[place]._replace(**peer or {})
+        return self.member.share(replace(self.terms, **terms), Roster(tuple(peers)), least)
+
+    def mask(self, sealed=None, **terms):
+        return self.member.masked(sealed or self.sealed, replace(self.terms, **terms), self.values)
+
+    def send_bare(self, roster=None, **terms):
+        terms = replace(self.terms, **terms)
+        return self.member.masked_bare(terms, roster or self.roster, self.values)
+
+    def unmask(self, *places, nodes=NODES, number=3):
+        return self.member.unmask(to_bitmap(places, nodes), number)
+
+
+def foreign(round_: Round, of: int) -> bytes:
+    """Return the node's sealed shares with those of node `of` sealed for another node."""
+    start = 1 + 50 * (of - 1)
+    other = round_.server.sealed_for(round_.group.ids[6])
+    own = round_.sealed
+    return own[:start] + other[1 + 50 * of : 51 + 50 * of] + own[start + 50 :]
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+NO_KEY, DUE, OVER = "missing or changed in the roster", "late, early or repeated", "round . is over"
+OPEN, DIFFER, LEFT = (
+    "a share of place . does not open",
+    "the model or the terms differ",
+    "nodes are left",
+)
+TWO, LACK = "one id or one key", "lack this node, or hold one that has not shared"
+REFUSED = {
+    "no run key": ("no key for this run", None, lambda r: type(r.member)({}).mask_key()),
+    "no run key, bare": ("no key for this run", None, lambda r: type(r.member)({}).masked_bare(
+        r.terms, r.group.roster(bare=True), r.values)),
+    "a short nonce": ("nonce: 16 bytes", None, lambda r: r.member.run_key(b"short")),
+    "share before a mask key": (DUE, None, lambda r: r.member.share(r.terms, r.roster)),
+    "masked before shares": (DUE, "keyed", lambda r: r.member.masked(b"", r.terms, r.values)),
+    "unmask before masked": (DUE, "shared", lambda r: r.unmask(*range(7))),
+    "a second share": (DUE, "shared", lambda r: r.share()),
+    "a second masked": (DUE, "masked", lambda r: r.member.masked(b"", r.terms, r.values)),
+    "a second unmask": (DUE, "done", lambda r: r.unmask(*range(7))),
+    "masked after the round": (DUE, "done", lambda r: r.member.masked(b"", r.terms, r.values)),
+    "a round again": (OVER, "again", lambda r: r.share()),
+    "a round before": (OVER, "again", lambda r: r.share(round=2)),
+    "another run": ("of another run", "keyed", lambda r: r.share(run=b"r" * 16)),
+    "its key missing": (NO_KEY, "keyed", lambda r: r.share(roster=Roster(r.roster.peers[1:]))),
+    "its run key changed": (NO_KEY, "keyed", lambda r: r.share(peer={"run_key": OTHER})),
+    "its mask key changed": (NO_KEY, "keyed", lambda r: r.share(peer={"mask_key": OTHER})),
+    "two nodes with its key": (
+        TWO, "keyed", lambda r: r.share(1, {"run_key": r.roster.peers[0].run_key})),
+    "two nodes with its id": (TWO, "keyed", lambda r: r.share(1, {"node": NODE})),
+    "a node without a mask key": (
+        TWO, "keyed", lambda r: r.share(1, {"mask_key": bytes(32)})),
+    "a key of low order": ("key is invalid", "keyed", lambda r: r.share(1, {"run_key": bytes(32)})),
+    "a low threshold": ("threshold 5, not 4", "keyed", lambda r: r.share(threshold=4)),
+    "mode bare's threshold": ("threshold 5, not 0", "keyed", lambda r: r.share(threshold=0)),
+    "a roster without mask keys": (
+        NO_KEY, "keyed", lambda r: r.share(roster=r.group.roster(bare=True))),
+    "fewer nodes than the owner asks for": (
+        "the owner asks for 8", "keyed", lambda r: r.share(least=8)),
+    "another model": (DIFFER, "shared", lambda r: r.mask(model=b"m" * 32)),
+    "another support": (DIFFER, "shared", lambda r: r.mask(support=b"s" * 32)),
+    "another clip": (DIFFER, "shared", lambda r: r.mask(clip=2.0)),
+    "other sections": (DIFFER, "shared", lambda r: r.mask(sections=((41, 1), (1, 1000)))),
+    "another round": (DIFFER, "shared", lambda r: r.mask(round=4)),
+    "a changed share": (OPEN, "shared", lambda r: r.mask(flipped(r.sealed, 60))),
+    "a share for another node": (OPEN, "shared", lambda r: r.mask(foreign(r, 3))),
+    "a share of another round": (OPEN, "next", lambda r: r.mask(r.old)),
+    "a missing share": ("the sealed shares", "shared", lambda r: r.mask(r.sealed[:-50])),
+    "no bytes": ("a bitmap of nodes: 1 bytes", "shared", lambda r: r.member.masked(
+        b"", r.terms, r.values)),
+    "too few shared": (LEFT, "shared", lambda r: r.mask(b"\x0f" + r.sealed[1:151])),
+    "it has not shared": (LACK, "shared", lambda r: r.mask(b"\x7e" + r.sealed[1:])),
+    "an eighth node of seven": ("more than the 7", "shared", lambda r: r.mask(
+        b"\xff" + r.sealed[1:])),
+    "too few in the sum": (LEFT, "masked", lambda r: r.unmask(*range(4))),
+    "it is not in the sum": (LACK, "masked", lambda r: r.unmask(*range(1, 7))),
+    "a sum with a node that dropped": (LACK, "dropped", lambda r: r.unmask(*range(7))),
+    "a sum below the owner's floor": ("6 are needed", "floor", lambda r: r.unmask(*range(5))),
+    "unmask of another round": (
+        "round 2 is not the one", "masked", lambda r: r.unmask(*range(7), number=2)),
+    "a bitmap of another roster": ("a bitmap of nodes", "masked", lambda r: r.unmask(0, nodes=9)),
+    "bare, a round again": (OVER, "bare", lambda r: r.send_bare()),
+    "bare, a round before": (OVER, "bare", lambda r: r.send_bare(round=2)),
+    "bare, after a round of sums": (
+        OVER, "done", lambda r: r.send_bare(r.group.roster(bare=True), threshold=0)),
+    "bare, another run": (OVER, "bare", lambda r: r.send_bare(round=4, run=b"r" * 16)),
+    "bare, its key missing": (
+        NO_KEY, "bare", lambda r: r.send_bare(Roster(r.roster.peers[1:]), round=4)),
+    "bare, a threshold": (
+        "threshold 0, not 5", "bare", lambda r: r.send_bare(round=4, threshold=5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_node_refuses(name):
+    say, come_to, do = REFUSED[name]
+    round_ = Round()
+    if come_to:
+        getattr(round_, come_to)()
+    before = dict(round_.group.states[NODE])
+    with pytest.raises(SecureError, match=say) as caught:
+        do(round_)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert len(said) < 160
+    for secret in (x for x in before.values() if isinstance(x, bytes)):
+        for text in (repr(secret)[2:-1], secret.hex(), secret[:16].hex()):
+            assert text not in said + repr(caught.value)
+    assert round_.group.states[NODE] == before
+
+
+@pytest.mark.parametrize("name", ["a changed share", "another model", "too few shared"])
+def test_a_refusal_spoils_nothing(name):
+    """The same round is exact when the right message comes after the refused one."""
+    group = Group(NODES)
+    round_ = Round()
+    round_.group, round_.member = group, group.members[NODE]
+    round_.shared()
+    with pytest.raises(SecureError):
+        REFUSED[name][2](round_)
+    for node in group.ids:
+        update = group.members[node].masked(
+            round_.server.sealed_for(node), round_.terms, group.values(node)
+        )
+        round_.server.take_masked(node, update)
+    for node in group.ids:
+        round_.server.take_unmasked(node, group.members[node].unmask(round_.server.alive(), 3))
+    assert equal(round_.server.totals(), group.expected(group.ids))
+
+
+def test_values_beyond_the_terms_are_refused_and_the_round_goes_on():
+    round_ = Round()
+    round_.shared()
+    before = dict(round_.group.states[NODE])
+    for values in ([np.full(40, 2), np.zeros(1, int)], [np.zeros(40, int)]):
+        with pytest.raises(PayloadError):
+            round_.member.masked(round_.sealed, round_.terms, values)
+    assert round_.group.states[NODE] == before
+    assert round_.mask()
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 1001])
+def test_a_sum_of_one_node_or_too_many_is_refused(nodes):
+    peers = (Peer(1, b"r" * 32, b"m" * 32),) * nodes
+    with pytest.raises(SecureError, match=f"takes 2 to 1000 nodes, not {nodes}"):
+        Roster(peers)
+
+
+WRONG = {"run": b"short", "model": "text", "support": b"", "round": 1 << 63, "threshold": 0.5}
+WRONG |= {"sections": ((1,),), "clip": "1"}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_terms_of_a_wrong_type_or_size_are_refused(name):
+    with pytest.raises(SecureError):
+        replace(Group(2).terms(), **{name: WRONG[name]})
+
+
+def test_a_session_has_one_key_and_another_session_another():
+    group = Group(2)
+    member, first = group.members[10], group.seen["run key"][10]
+    assert member.run_key(group.run) == first
+    other = member.run_key(b"another session!")
+    assert member.run_key(b"another session!") == other != first
+    assert member.run_key(group.run) not in (first, other)
+
+
+def test_after_a_round_the_state_holds_the_runs_key_alone():
+    """Also of a round that is given up, whose node then makes a new key."""
+    group = Group(3)
+    kept = {node: dict(state) for node, state in group.states.items()}
+    group.totals(1)
+    for node, state in group.states.items():
+        assert state == kept[node] | {"last": 1}
+    group.masked(2)
+    mask_key = group.members[10].mask_key()
+    assert mask_key != group.seen["mask key"][10]
+    assert group.states[10].keys() == kept[10].keys() | {"stage", "mask_seed"}
+
+
+def test_a_state_goes_through_a_config_record():
+    """The caller stores it between messages, and another process makes the next answer."""
+    record = pytest.importorskip("flwr.app").ConfigRecord
+    group, rows = Group(4), {}
+
+    def stored():
+        for node in group.ids:
+            rows[node] = record(dict(group.states[node]))
+            group.states[node] = rows[node]
+            group.members[node] = type(group.members[node])(rows[node])
+
+    terms, _, server = group.shared()
+    stored()
+    for node in group.ids:
+        update = group.members[node].masked(server.sealed_for(node), terms, group.values(node))
+        server.take_masked(node, update)
+    stored()
+    for node in group.ids:
+        server.take_unmasked(node, group.members[node].unmask(server.alive(), 1))
+    assert equal(server.totals(), group.expected(group.ids))
+
+
+def test_a_roster_survives_its_bytes():
+    for bare in (False, True):
+        roster = Group(5).roster(bare)
+        assert Roster.from_bytes(roster.to_bytes()) == roster
+
+
+def test_every_field_and_key_changes_the_binding():
+    group = Group(4)
+    terms, roster = group.terms(), group.roster()
+    changes = [{"run": b"r" * 16}, {"round": 2}, {"sections": ((40, 1),)}, {"clip": 2.0}]
+    changes += [{"model": b"m" * 32}, {"support": b"s" * 32}]
+    found = [binding(replace(terms, **change), roster) for change in changes]
+    for change in ({"node": 11}, {"run_key": OTHER}, {"mask_key": OTHER}):
+        first = roster.peers[0]._replace(**change)
+        found += [binding(terms, Roster((first, *roster.peers[1:])))]
+    found += [binding(terms, roster), binding(terms, Roster(roster.peers[::-1]))]
+    found += [binding(replace(terms, threshold=0), group.roster(bare=True))]
+    assert len(set(found)) == len(found) == 12

@@ -1,0 +1,324 @@
+"""Secure sums of whole runs: they are exact, survive dropouts, and tell the server nothing else."""
+
+import math
+import os
+import shutil
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from flwr.app import MetricRecord
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgewire.compression.codec import Codec
+from edgewire.compression.flower.node.secure import SecureMod
+from edgewire.compression.flower.records import content_of, metadata_of, records, values_of
+from edgewire.compression.flower.secure_messages import SECURE, secure_record
+from edgewire.compression.flower.server.acks import AckTracker
+from edgewire.compression.flower.server.session import ServerSession
+from edgewire.compression.quantizers.grid import Grid
+from edgewire.compression.secure import Coordinator, Member
+from edgewire.conf.load import to_config
+from edgewire.conf.schema import ConfigError
+from edgewire.simulation.grid import LocalGrid
+from edgewire.strategy.factory import made
+from edgewire.strategy.run import checkpointer
+from tests.local_runs import at_row, local_run
+from tests.runs import composed, history_of, model_bytes, nodes_of, result_of
+
+RUN = ["algorithm=fedavg_secure", "rounds=3", "local_steps=2", "nodes=4", "dataset=digits"]
+MODES = ["secure=sum", "secure=bare"]
+
+
+@pytest.fixture
+def sums(monkeypatch):
+    """Check each total against the integers that nodes have masked; return the nodes' numbers."""
+    given, taken, found = {}, defaultdict(list), []
+    take, totals = Coordinator.take_masked, Coordinator.totals
+
+    def noting(method):
+        def masked(self, *arguments):
+            values = next(each for each in arguments if isinstance(each, list))
+            made = method(self, *arguments)
+            given[made] = [np.array(each, dtype=np.int64) for each in values]
+            return made
+
+        return masked
+
+    def taking(self, node, masked):
+        take(self, node, masked)
+        taken[self].append(given[masked])
+
+    def totalling(self):
+        made = totals(self)
+        wanted = [sum(parts) for parts in zip(*taken[self], strict=True)]
+        assert all((a == b).all() for a, b in zip(made, wanted, strict=True))
+        found.append(len(taken[self]))
+        return made
+
+    monkeypatch.setattr(Member, "masked", noting(Member.masked))
+    monkeypatch.setattr(Member, "masked_bare", noting(Member.masked_bare))
+    monkeypatch.setattr(Coordinator, "take_masked", taking)
+    monkeypatch.setattr(Coordinator, "totals", totalling)
+    return found
+
+
+def dropping(monkeypatch, kind, number, nodes):
+    """Let nodes fail instead of answering their message of a kind, for the `number`-th time."""
+    asked = defaultdict(int)
+
+    def failing(method):
+        def act(self, message, context, *rest):
+            key = context.node_id, metadata_of(message)["_message_type"]
+            asked[key] += 1
+            if key[0] in nodes and key[1] == kind and asked[key] == number:
+                raise OSError("the node is gone")
+            return method(self, message, context, *rest)
+
+        return act
+
+    monkeypatch.setattr(SecureMod, "answer", failing(SecureMod.answer))
+    monkeypatch.setattr(SecureMod, "__call__", failing(SecureMod.__call__))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_is_the_same_with_masks_and_without(mode, sums, tmp_path):
+    local_run(tmp_path / "masks", *RUN, mode)
+    local_run(tmp_path / "plain", *RUN, mode, "secure.masks=false")
+    assert model_bytes(tmp_path / "masks") == model_bytes(tmp_path / "plain")
+    with_masks, plain = result_of(tmp_path / "masks"), result_of(tmp_path / "plain")
+    counted = [key for key in plain if key.endswith("_bytes")]
+    assert [with_masks[key] for key in counted] == [plain[key] for key in counted]
+    assert sums == [4] * 6
+    assert with_masks["failures"] == 0
+    assert with_masks["train_loss"] == plain["train_loss"]
+
+
+def test_both_modes_have_one_model(tmp_path):
+    for mode in MODES:
+        local_run(tmp_path / mode, *RUN, mode)
+    assert model_bytes(tmp_path / MODES[0]) == model_bytes(tmp_path / MODES[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "left"),
+    [("query.secure_keys", 7), ("query.secure_shares", 7), ("train.step", 7),
+     ("query.secure_unmask", 10)],
+)  # fmt: skip
+def test_three_of_ten_nodes_may_drop_out(kind, left, sums, monkeypatch, tmp_path, caplog):
+    dropping(monkeypatch, kind, 2, {2, 5, 9})
+    local_run(tmp_path, *RUN, "nodes=10")
+    assert sums == [10, left, 10]
+    assert result_of(tmp_path)["failures"] == 3
+    assert "has no sum" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["query.secure_shares", "train.step", "query.secure_unmask"])
+def test_four_of_ten_are_too_many_and_the_run_goes_on(kind, sums, monkeypatch, tmp_path, caplog):
+    dropping(monkeypatch, kind, 2, {1, 2, 5, 9})
+    restored, restore = [], Codec.restore
+    monkeypatch.setattr(Codec, "restore", lambda *a, **b: [restored.append(1), restore(*a, **b)])
+    local_run(tmp_path, *RUN, "nodes=10")
+    assert "round 2 has no sum" in caplog.text
+    assert "6 of 10 nodes" in caplog.text
+    assert len(history_of(tmp_path)) == 4
+    # Updates of round 1 come back in round 2, and those of round 2 in round 3: but not to nodes
+    # that were not asked to train in round 2, and not if a node has given shares for the sum.
+    back = {"query.secure_shares": 0, "train.step": 6 + 6, "query.secure_unmask": 10 + 4}
+    assert len(restored) == back[kind]
+    assert sums == [10, 10]
+
+
+def test_bare_loses_the_round_of_a_lost_node(sums, monkeypatch, tmp_path, caplog):
+    dropping(monkeypatch, "train.step", 2, {3})
+    local_run(tmp_path, *RUN, "secure=bare")
+    assert "round 2 has no sum" in caplog.text
+    assert sums == [4, 4]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_resumed_run_is_the_same(mode, monkeypatch, tmp_path):
+    monkeypatch.setattr(checkpointer, "SHARE", math.inf)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    at_row(monkeypatch, 3, lambda: shutil.copytree(whole, stopped))
+    local_run(whole, *RUN, mode)
+    local_run(stopped, *RUN, mode, resume=True)
+    assert model_bytes(stopped) == model_bytes(whole)
+    before, after = result_of(whole), result_of(stopped)
+    assert [after[k] for k in ("loss", "train_loss", "uplink_bytes")] == [
+        before[k] for k in ("loss", "train_loss", "uplink_bytes")
+    ]
+    # The resumed server has new keys.
+    assert after["downlink_secure_bytes"] > before["downlink_secure_bytes"]
+
+
+def test_the_protocol_has_the_bytes_of_the_formula(monkeypatch, tmp_path):
+    sizes, push, pull = defaultdict(int), LocalGrid.push_messages, LocalGrid.pull_before
+
+    def count(message, way):
+        for record in [values_of(content_of(message)).get(SECURE)]:
+            for name, value in values_of(record).items() if record is not None else ():
+                sizes[way, name] += len(value)
+
+    def pushing(self, messages, *rest):
+        messages = [*messages]
+        [count(each, "down") for each in messages]
+        return push(self, messages, *rest)
+
+    def pulling(self, *rest):
+        found = pull(self, *rest)
+        [count(each, "up") for each in found]
+        return found
+
+    monkeypatch.setattr(LocalGrid, "push_messages", pushing)
+    monkeypatch.setattr(LocalGrid, "pull_before", pulling)
+    n, rounds = 10, 3
+    local_run(tmp_path, *RUN, f"nodes={n}")
+    each = n * rounds
+    assert sizes["up", "keys"] == each * 64
+    assert sizes["up", "sealed"] == each * 50 * (n - 1)
+    assert sizes["up", "shares"] == each * 17 * n
+    assert sizes["down", "masks"] == each * 32 * n
+    assert sizes["down", "sealed"] == each * (2 + 50 * (n - 1))
+    assert sizes["down", "alive"] == sizes["down", "roster"] == each * 2
+    assert sizes["down", "keys"] == each * 4 + n * n * 32  # each key once for each node
+    assert sizes["down", "terms"] == each * 80
+    assert sizes["down", "run"] == each * 16
+    result = result_of(tmp_path)
+    assert result["uplink_secure_bytes"] - sum(s for (w, _), s in sizes.items() if w == "up") > 0
+    overhead = result["uplink_secure_bytes"] + result["downlink_secure_bytes"] - sum(sizes.values())
+    assert overhead < each * 300  # names of records and values
+
+
+def test_nothing_of_a_single_node_is_sent_or_kept(monkeypatch, tmp_path):
+    drawn, told, draw, pull = [], [], os.urandom, LocalGrid.pull_before
+
+    def drawing(size):
+        drawn.append(draw(size))
+        return drawn[-1]
+
+    def pulling(self, *rest):
+        found = pull(self, *rest)
+        told.extend(found)
+        return found
+
+    monkeypatch.setattr(os, "urandom", drawing)
+    monkeypatch.setattr(LocalGrid, "pull_before", pulling)
+    monkeypatch.setattr(checkpointer, "SHARE", math.inf)
+    dropping(monkeypatch, "train.step", 2, {2})
+    local_run(tmp_path, *RUN, "rounds=2", "secure.least=3")
+    for reply in told:
+        if not reply.has_error():
+            for _, metrics in records(content_of(reply), MetricRecord):
+                assert {*metrics} == {"num-steps"}
+    rows = nodes_of(tmp_path)
+    assert all(row["samples"] is row["train_loss"] is None for row in rows["nodes"])
+    secrets = [each for each in drawn if len(each) >= 16]
+    assert secrets
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    for secret in secrets[1:]:
+        assert not any(secret in data or secret.hex().encode() in data for data in files)
+
+
+def test_a_node_refuses_another_model_or_other_settings(sums, monkeypatch, tmp_path, caplog):
+    messages = ServerSession.messages
+
+    def other(self, nodes, kind, orders, header, natives):
+        made = messages(self, nodes, kind, orders, header, natives)
+        if header.number == 2:
+            made[1:2] = messages(self, nodes[1:2], kind, {**orders, "lr": 0.0}, header, natives)
+        return made
+
+    monkeypatch.setattr(ServerSession, "messages", other)
+    local_run(tmp_path, *RUN)
+    assert "not those of the round's terms" in caplog.text
+    assert sums == [4, 3, 4]
+
+
+def test_no_update_is_in_two_sums(monkeypatch, tmp_path):
+    """A server that has a sum, and says that it was not applied, gets other updates next time."""
+    back = []
+    monkeypatch.setattr(Codec, "restore", lambda *a, **b: back.append(1))
+    monkeypatch.setattr(AckTracker, "applied", lambda self, nodes: None)
+    local_run(tmp_path, *RUN)
+    assert len(back) == 4  # of the first round, in which no levels were summed
+
+
+def test_a_node_that_was_left_out_sends_nothing_of_its_residual(monkeypatch, tmp_path):
+    """A server could let the others empty their residuals without it, and then ask all."""
+    dropping(monkeypatch, "query.secure_keys", 3, {2})
+    before, encode = [], Codec.encode
+
+    def encoding(self, *arguments, **options):
+        if isinstance(self.quantizer, Grid):
+            error = options["memory"].get("error")
+            before.append(error is not None and bool(error.any()))
+        return encode(self, *arguments, **options)
+
+    monkeypatch.setattr(Codec, "encode", encoding)
+    local_run(tmp_path, *RUN, "rounds=4", "downlink=full")
+    assert [sum(before[at : at + 4]) for at in (0, 4, 11)] == [0, 4, 3]  # three trained in round 3
+
+
+REFUSED = {
+    "compression=int8": "give compression=grid",
+    "compression.coder=entropy": "give compression.coder=raw",
+    "compression.exact=[0.weight]": "give compression.exact=null",
+    "strategy.mean=median": "give strategy.mean=mean",
+    "strategy.weighted_by_key=num-examples": "give strategy.weighted_by_key=null",
+    "strategy.sender_exponent=0.5": "give strategy.sender_exponent=0",
+    "strategy.quorum=0.9": "give strategy.quorum=1",
+    "strategy.deadline=5": "give strategy.deadline=null",
+    "strategy.follow=differences": "give strategy.follow=steps",
+    "screen.refuse=100": "give screen.refuse=null",
+    "screen.clip=3": "give screen.clip=null",
+    "screen.statistics=5": "give screen.statistics=null",
+    "screen.weight=5": "give screen.weight=null",
+    "local=scaffold": "local=plain",
+    "strategy.fraction_train=0.2": "larger strategy.fraction_train",
+    "secure.least=5": "secure.least=5 nodes are needed",
+    "strategy=fedavg ~strategy.update": "secure=sum is for strategy=sparse_averaging",
+    "strategy=asynchronous": "secure=sum is for strategy=sparse_averaging",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_needs_single_updates_is_refused_in_one_line(words):
+    given = [*RUN, "timeout=100", *words.split()]
+    if words.startswith("strategy.follow"):
+        given.append("downlink=topk")
+    if words.startswith("strategy="):
+        given.remove("timeout=100")
+    with pytest.raises(ConfigError) as found:
+        made(to_config(composed(*given)))
+    assert REFUSED[words] in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+@given(st.data())
+@settings(max_examples=8, deadline=None)
+def test_no_answer_of_a_node_ends_a_run(tmp_path_factory, data):
+    """One node of five sends any bytes in one of its answers: the others' rounds go on."""
+    kind = data.draw(st.sampled_from(["keys", "sealed", "shares"]))
+    said = data.draw(st.one_of(st.binary(max_size=400), st.sampled_from([32, 64, 200, 85])))
+    record = secure_record
+
+    def hostile(**values):
+        if [*values] == [kind] and asked[-1] == 3:
+            values[kind] = said if isinstance(said, bytes) else bytes(said)
+        return record(**values)
+
+    asked, answer = [], SecureMod.answer
+
+    def answering(self, message, context):
+        asked.append(context.node_id)
+        return answer(self, message, context)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SecureMod, "answer", answering)
+        patch.setattr("edgewire.compression.flower.node.secure.secure_record", hostile)
+        folder = tmp_path_factory.mktemp("run")
+        local_run(folder, *RUN, "rounds=2", "nodes=5", "engine.workers=1")
+    assert len(history_of(folder)) == 3
+    assert np.isfinite(result_of(folder)["loss"])
