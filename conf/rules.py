@@ -312,6 +312,7 @@ def _secure(c: Choice, s: Any) -> Rows:
         "strategy.weighted_by_key=null": how.weighted_by_key is not None,
         "strategy.sender_exponent=0": how.sender_exponent != 0,
         "strategy.quorum=1": among.quorum != 1,
+        "strategy.fraction_evaluate=0": among.fraction_evaluate,
         "strategy.mask_received=false": s.mask_received,
         "strategy.deadline=null": s.planning.deadline is not None,
         "strategy.follow=steps": s.follow != "steps" and down is not None,

@@ -263,12 +263,13 @@ class FlatModel:
         self.parameters.grad = self.gradient = torch.zeros_like(self.parameters)
         gradients = self._cut(self.gradient, (p.shape for _, p in found.trained))
         masters = views[len(kept) :]
-        every = [
+        # The trained parameters, in the order of `parameters`.
+        self.trained = [
             Trained(*each, master, gradient)
             for each, master, gradient in zip(found.trained, masters, gradients, strict=False)
         ]
-        self._plain = [each for each in every if each.parameter.dtype == torch.float32]
-        self._halves = [each for each in every if each.parameter.dtype != torch.float32]
+        self._plain = [each for each in self.trained if each.parameter.dtype == torch.float32]
+        self._halves = [each for each in self.trained if each.parameter.dtype != torch.float32]
         self._rounded = -1  # the version of `state` that the halves have
         self._hook_halves()
         self._native, self._own = found.native, found.own

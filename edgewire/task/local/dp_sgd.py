@@ -112,8 +112,7 @@ class SampleGradients:
         float32, counts as 0.
         """
         self._flat.round_halves()
-        named = self._loss.named_parameters()
-        trained = {name: each.detach() for name, each in named if each.requires_grad}
+        trained = {f"model.{each.name}": each.parameter.detach() for each in self._flat.trained}
         buffers = dict(self._loss.named_buffers())  # given back if the model replaces one
         total = torch.zeros(self._flat.num_parameters, dtype=torch.float64)
         for start in range(0, count(batch[0]), self._chunk):

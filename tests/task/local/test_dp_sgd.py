@@ -46,12 +46,14 @@ MODELS = {
     "linear": lambda: nn.Linear(4, 4),
     "tied": Tied,
     "frozen norm": lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).eval()),
+    "personal": lambda: nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4)),
     "half": lambda: nn.Sequential(nn.Linear(4, 8).half(), nn.Linear(8, 4).half()),
 }
 
 
 def gradients_of(module, objective=None):
-    flat = FlatModel(module)
+    # Personal parameters are the first in the vector, and not the first of this module.
+    flat = FlatModel(module, personal=[n for n, _ in module.named_parameters() if n[:2] == "1."])
     return flat, SampleGradients(flat, objective or Classification(), LocalAlgorithm().precision)
 
 
@@ -226,7 +228,7 @@ class Counting(nn.Linear):
 
 
 def test_buffers_that_layers_change_are_sent_as_they_came(monkeypatch):
-    monkeypatch.setattr("edgewire.client.training.model_of", lambda config, data: Counting())
+    monkeypatch.setattr("edgewire.conf.build.model_of", lambda config, data: Counting())
     for words in ([], ["algorithm=sgd"]):
         trainer = Trainer(configured(*PRIVATE, *words))
         start, came = to_array(trainer.flat.state).copy(), {"seen": np.full(64, 3, np.float32)}
