@@ -36,6 +36,7 @@ docs-check: $(VENV)/ready
 # hostile trees of texts in configurations; 2,000 damaged folders of runs, read by all reports; and
 # 10,000 mutated replies for each preset and strategy, which takes hours (REPLIES=500 for fewer).
 REPLIES ?= 10000
+fuzz: export HYPOTHESIS_PROFILE := many
 fuzz: $(VENV)/ready
 	$(PY) -m pytest tests/compression/test_fuzz.py --mutations 100000
 	$(PY) -m pytest tests/conf/test_fuzz_trees.py --trees 100000

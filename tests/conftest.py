@@ -19,7 +19,7 @@ from tests import fork_server
 from tests.quick_hydra import quicken
 
 quicken()
-# No deadlines: a busy machine must not fail a test. `.ci/run` sets the variable to `many`.
+# No deadlines: a busy machine must not fail a test. `make fuzz` sets the variable to `many`.
 settings.register_profile("few", deadline=None, max_examples=25)
 settings.register_profile("many", deadline=None, max_examples=50)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
