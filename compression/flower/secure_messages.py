@@ -2,14 +2,18 @@
 
 A message has a ConfigRecord `SECURE` for the sum. By message type, its values are:
 
-- `query.secure_keys`: `run`, the nonce of the server's session. The reply has `keys`: the node's
-  run key and, in mode `sum`, its mask key of the round.
+- `query.secure_keys`: `run`, the nonce of the server's session, and `certify` if the server has no
+  key of this node. The reply has `keys`: the node's run key and, in mode `sum`, its mask key of the
+  round; and, of a node with a certificate, `certificates`, its proof (`..secure.certificates`), if
+  the server asks for it or the run key is new.
 - `query.secure_shares` (mode `sum`): `terms`, that is the round's number, the number of
   levels, and two hashes; `keys`, run keys that the node does not know yet, which it puts into its
-  list at the place that stands before them; `roster`, a bitmap over this list; `masks`, the mask
-  keys of the nodes in the roster. The reply has `sealed`, the shares for the other nodes.
+  list at the place that stands before them; `certificates`, the proofs of these keys, unless there
+  are none, each after its size; `roster`, a bitmap over the list; `masks`, the mask keys of the
+  nodes in the roster. The reply has `sealed`, the shares for the other nodes.
 - `train.step`: in mode `sum` `sealed`, a bitmap of the nodes that have shared and their shares for
-  this node; in mode `bare` `keys` and `roster`. The reply's payload is the masked update.
+  this node; in mode `bare` `keys`, `certificates` and `roster`. The reply's payload is the masked
+  update.
 - `query.secure_unmask` (mode `sum`): `alive`, a bitmap, and `round`. The reply has `shares`.
 """
 
@@ -17,7 +21,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -31,6 +35,7 @@ from ..decoder import parts_of
 from ..layout import Layout
 from ..quantizers.grid import OFFSET, SummableQuantizer
 from ..secure import Peer, Roster, SecureError, Terms, threshold_of
+from ..secure.certificates import SIZE
 from ..secure.terms import HASH, KEY, NO_KEY, from_bitmap
 from .headers import DownlinkHeader, TrainConfig
 from .native_tensors import Arrays
@@ -41,6 +46,10 @@ KEYS, SHARES, UNMASK = QUERIES = ("secure_keys", "secure_shares", "secure_unmask
 # A loss is summed in units of 2^-12, up to 2^15; losses beyond that count as 2^15.
 LOSS_UNITS, MOST_LOSS = 1 << 12, 1 << 27
 _HEAD = struct.Struct("<QQ")
+HONEST = (
+    "the secure sum hides single updates from an honest-but-curious server, not from one that "
+    "invents nodes: docs/privacy.md says how nodes get certificates"
+)
 PLACE = 4  # bytes before run keys: the place of the first of them in the list, little-endian
 
 
@@ -138,13 +147,35 @@ def secure_record(**values: bytes) -> ConfigRecord:
     return filled(ConfigRecord, values)
 
 
-def secure_values(content: RecordDict, *names: str) -> list[bytes]:
-    """Return the values with these names; raises `SecureError` unless there are these alone."""
+def secure_values(content: RecordDict, *names: str, **others: bytes) -> list[bytes]:
+    """Return the values with these names, and those of `others`, or what stands there instead.
+
+    Raises `SecureError` unless there are these alone.
+    """
     record = values_of(content).get(SECURE)
-    said = values_of(record) if isinstance(record, ConfigRecord) else {}
-    if {*said} != {*names} or not all(type(value) is bytes for value in said.values()):
+    said = others | (values_of(record) if isinstance(record, ConfigRecord) else {})
+    if {*said} != {*names, *others} or not all(type(value) is bytes for value in said.values()):
         raise SecureError(f"a message of the secure sum must hold {', '.join(names)}")
-    return [said[name] for name in names]
+    return [said[name] for name in (*names, *others)]
+
+
+def with_sizes(proofs: Iterable[bytes]) -> bytes:
+    """Return the proofs of keys as a message holds them; b"" if all are empty."""
+    given = [*proofs]
+    said = b"".join(len(each).to_bytes(SIZE, "little") + each for each in given)
+    return said if any(given) else b""
+
+
+def proofs_in(certificates: bytes, keys: int) -> list[bytes]:
+    """Return the proof of each key, as `with_sizes` took them; raises `SecureError` otherwise."""
+    found, at = list[bytes](), 0
+    for _ in range(keys if certificates else 0):
+        start = at + SIZE
+        at = start + int.from_bytes(certificates[at:start], "little")
+        found.append(certificates[start:at])
+    if at != len(certificates):
+        raise SecureError("the certificates of a message are not those of its keys")
+    return found or [b""] * keys
 
 
 def read_roster(keys: bytes, roster: bytes, masks: bytes = b"") -> Roster:

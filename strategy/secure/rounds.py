@@ -19,6 +19,7 @@ from edgewire.compression.flower.records import (
     values_of,
 )
 from edgewire.compression.flower.secure_messages import (
+    HONEST,
     KEYS,
     LOSS_UNITS,
     PLACE,
@@ -28,10 +29,12 @@ from edgewire.compression.flower.secure_messages import (
     SumOf,
     secure_record,
     secure_values,
+    with_sizes,
 )
 from edgewire.compression.flower.server.inbox import count_received
 from edgewire.compression.flower.traffic import reason_of
 from edgewire.compression.secure import Coordinator, Roster, SecureError, roster_of
+from edgewire.compression.secure.certificates import LONGEST
 from edgewire.compression.secure.terms import KEY, expect_bytes, to_bitmap
 from edgewire.compression.wire import StreamSizes
 from edgewire.strategy.ordered_grid import OrderedGrid
@@ -71,6 +74,7 @@ class SecureRounds(Rounds):
         assert strategy.codecs.uplink is not None  # conf/rules.py
         self._of = SumOf.of(strategy.codecs.uplink, self.layout, mode)
         self._likes = {k: Message(RecordDict(), 0, f"query.{k}") for k in (KEYS, SHARES, UNMASK)}
+        self._warned = False
         self._begin_session()
 
     def _begin_session(self) -> None:
@@ -78,6 +82,7 @@ class SecureRounds(Rounds):
         self._run = os.urandom(16)
         self._keys: list[bytes] = []  # the run keys, in the order in which all nodes know them
         self._places: dict[int, int] = {}  # by node, the place of its run key in the list
+        self._proofs: list[bytes] = []  # for each key of the list the proof whose it is, or b""
         self._told: dict[int, int] = {}  # by node, how many keys of the list it knows
 
     def advance(self, lr: float, timeout: float) -> bool:
@@ -113,7 +118,7 @@ class SecureRounds(Rounds):
         there = {peer.node for peer in roster.peers}
         nodes = [node for node in asked if self._places.get(node) in there]
         bitmap = to_bitmap(there, len(self._keys))
-        offers = {node: {"keys": self._unknown_keys(node), "roster": bitmap} for node in nodes}
+        offers = {node: {**self._unknown_keys(node), "roster": bitmap} for node in nodes}
         if self._of.sums:
             masks = b"".join(peer.mask_key for peer in roster.peers)
             more = {"terms": said.to_bytes(), "masks": masks}
@@ -137,15 +142,21 @@ class SecureRounds(Rounds):
         known = [] if self._of.sums else [node for node in asked if node in self._places]
         masks = dict[int, bytes]()
 
-        def take(node: int, keys: bytes) -> None:
+        def take(node: int, keys: bytes, proof: bytes) -> None:
             expect_bytes("a node's keys", keys, KEY * (1 + self._of.sums))
+            if len(proof) > LONGEST:
+                raise SecureError(f"a certificate of {len(proof)} bytes is too long")
             run_key, masks[node] = keys[:KEY], keys[KEY:]
             if node not in self._places or self._keys[self._places[node]] != run_key:
                 self._places[node] = len(self._keys)
                 self._keys.append(run_key)
+                self._proofs.append(proof)
 
         offers = {node: {"run": self._run} for node in asked if node not in known}
-        answered = self._ask(number, KEYS, offers, "keys", timeout, take) if offers else []
+        for node in offers.keys() - self._places.keys():
+            offers[node]["certify"] = b"1"
+        more = {"certificates": b""}
+        answered = self._ask(number, KEYS, offers, "keys", timeout, take, **more) if offers else []
         given = {
             self._places[n]: (self._keys[self._places[n]], *([masks[n]] if self._of.sums else []))
             for n in asked
@@ -159,7 +170,15 @@ class SecureRounds(Rounds):
         roster, refused = roster_of(dict(sorted(given.items())), self._options.masks)
         for node in (node for node in asked if self._places.get(node) in refused):
             self._leave_out(number, node, refused[self._places[node]])
+        self._warn(roster)
         return roster
+
+    def _warn(self, roster: Roster) -> None:
+        """Log once that real nodes have shown no certificates."""
+        plain = sum(not self._proofs[peer.node] for peer in roster.peers)
+        if plain and not self._warned and self._grid.virtual_seconds is None:
+            self._warned = True
+            log.warning("%d of %d nodes have no certificate: %s", plain, len(roster), HONEST)
 
     def _train(
         self,
@@ -208,12 +227,13 @@ class SecureRounds(Rounds):
         offers: Mapping[int, Mapping[str, bytes]],
         answer: str,
         timeout: float,
-        take: Callable[[int, bytes], None],
+        take: Callable[..., None],
+        **others: bytes,
     ) -> list[int]:
         """Send nodes a message for keys or shares; return the nodes whose answer was taken.
 
-        `answer`: the name of the answer's value. `take`: gets a node (of the key list, except for
-        `KEYS`) and the value, and may raise `SecureError`.
+        `answer`: the name of the answer's value; `others`: as in `secure_values`. `take`: gets a
+        node (of the key list, except for `KEYS`) and the values, and may raise `SecureError`.
         """
         messages, taken = list[Message](), list[int]()
         for node, said in offers.items():
@@ -230,17 +250,19 @@ class SecureRounds(Rounds):
                 size = measured(content_of(reply), HEADER)
                 self.session.traffic.count_received(size, 0)
                 self.session.traffic.uplink_secure_bytes += other_than_payloads(size)
-                (value,) = secure_values(content_of(reply), answer)
-                take(node if kind == KEYS else self._places[node], value)
+                values = secure_values(content_of(reply), answer, **others)
+                take(node if kind == KEYS else self._places[node], *values)
                 taken.append(node)
             except PayloadError as error:
                 self._leave_out(number, node, str(error))
         return taken
 
-    def _unknown_keys(self, node: int) -> bytes:
-        """Return the run keys that a node does not know yet, after their place in the list."""
+    def _unknown_keys(self, node: int) -> dict[str, bytes]:
+        """Return the run keys that a node does not know yet, as a message holds them."""
         start = self._told.get(node, 0)
-        return start.to_bytes(PLACE, "little") + b"".join(self._keys[start:])
+        proofs = with_sizes(self._proofs[start:])
+        keys = start.to_bytes(PLACE, "little") + b"".join(self._keys[start:])
+        return {"keys": keys, **({"certificates": proofs} if proofs else {})}
 
     def _count_sent(self, content: RecordDict) -> None:
         size, traffic = measured(content, HEADER), self.session.traffic
