@@ -134,13 +134,14 @@ def make_node(keys: Path, name: str) -> list[Path]:
     """
     private, public = node_files(keys, name)
     secret, shown = new_key()
-    made = write_new(private, secret, SECRET)
+    made = [write_new(private, secret, SECRET)]
     try:
-        files = [made, write_new(public, shown + f" {name}\n".encode(), PUBLIC)]
+        made.append(write_new(public, shown + f" {name}\n".encode(), PUBLIC))
+        return made + certify_node(keys, name)
     except UsageError:
-        private.unlink()
+        for file in made:
+            file.unlink()
         raise
-    return files + certify_node(keys, name)
 
 
 def certify_node(keys: Path, name: str) -> list[Path]:
