@@ -4,13 +4,13 @@ A message has a ConfigRecord `SECURE` for the sum. By message type, its values a
 
 - `query.secure_keys`: `run`, the nonce of the server's session, and `certify` if the server has no
   key of this node. The reply has `keys`: the node's run key and, in mode `sum`, its mask key of the
-  round; and, of a node with a certificate, `certificates`, its proof (`..secure.certificates`), if
+  round; and, of a node with a certificate, `certificate`, its proof (`..secure.certificates`), if
   the server asks for it or the run key is new.
 - `query.secure_shares` (mode `sum`): `terms`, that is the round's number, the number of
   levels, and two hashes; `keys`, run keys that the node does not know yet, which it puts into its
-  list at the place that stands before them; `certificates`, the proofs of these keys, unless there
-  are none, each after its size; `roster`, a bitmap over the list; `masks`, the mask keys of the
-  nodes in the roster. The reply has `sealed`, the shares for the other nodes.
+  list at the place that stands before them; `certificates`, a list of the proofs of these keys,
+  unless there are none; `roster`, a bitmap over the list; `masks`, the mask keys of the nodes in
+  the roster. The reply has `sealed`, the shares for the other nodes.
 - `train.step`: in mode `sum` `sealed`, a bitmap of the nodes that have shared and their shares for
   this node; in mode `bare` `keys`, `certificates` and `roster`. The reply's payload is the masked
   update.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -35,7 +35,6 @@ from ..decoder import parts_of
 from ..layout import Layout
 from ..quantizers.grid import OFFSET, SummableQuantizer
 from ..secure import Peer, Roster, SecureError, Terms, threshold_of
-from ..secure.certificates import SIZE
 from ..secure.terms import HASH, KEY, NO_KEY, from_bitmap
 from .headers import DownlinkHeader, TrainConfig
 from .native_tensors import Arrays
@@ -142,40 +141,22 @@ def orders_hash(orders: TrainConfig, header: DownlinkHeader) -> bytes:
     return sha256(json.dumps([orders, said]).encode()).digest()
 
 
-def secure_record(**values: bytes) -> ConfigRecord:
+def secure_record(**values: Any) -> ConfigRecord:
     """Return the record `SECURE` with these values."""
     return filled(ConfigRecord, values)
 
 
-def secure_values(content: RecordDict, *names: str, **others: bytes) -> list[bytes]:
+def secure_values(content: RecordDict, *names: str, **others: Any) -> list[Any]:
     """Return the values with these names, and those of `others`, or what stands there instead.
 
-    Raises `SecureError` unless there are these alone.
+    Raises `SecureError` unless there are these alone, each of bytes or of the type in `others`.
     """
     record = values_of(content).get(SECURE)
     said = others | (values_of(record) if isinstance(record, ConfigRecord) else {})
-    if {*said} != {*names, *others} or not all(type(value) is bytes for value in said.values()):
+    types = {**dict.fromkeys(names, bytes), **{name: type(each) for name, each in others.items()}}
+    if {name: type(value) for name, value in said.items()} != types:
         raise SecureError(f"a message of the secure sum must hold {', '.join(names)}")
-    return [said[name] for name in (*names, *others)]
-
-
-def with_sizes(proofs: Iterable[bytes]) -> bytes:
-    """Return the proofs of keys as a message holds them; b"" if all are empty."""
-    given = [*proofs]
-    said = b"".join(len(each).to_bytes(SIZE, "little") + each for each in given)
-    return said if any(given) else b""
-
-
-def proofs_in(certificates: bytes, keys: int) -> list[bytes]:
-    """Return the proof of each key, as `with_sizes` took them; raises `SecureError` otherwise."""
-    found, at = list[bytes](), 0
-    for _ in range(keys if certificates else 0):
-        start = at + SIZE
-        at = start + int.from_bytes(certificates[at:start], "little")
-        found.append(certificates[start:at])
-    if at != len(certificates):
-        raise SecureError("the certificates of a message are not those of its keys")
-    return found or [b""] * keys
+    return [said[name] for name in types]
 
 
 def read_roster(keys: bytes, roster: bytes, masks: bytes = b"") -> Roster:

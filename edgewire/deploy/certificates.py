@@ -158,9 +158,11 @@ def certify_node(keys: Path, name: str) -> list[Path]:
     ca_key, ca = _ca(keys)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = _begun(subject, ca.subject, key, CA_DAYS)
-    # So the server cannot use its own certificate as a node's.
+    # The server's certificate is not for clients, so the server cannot use it as a node's.
     uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
-    made = _signed(builder.add_extension(uses, critical=True), ca_key)
+    builder = builder.add_extension(uses, critical=False)
+    names = x509.SubjectAlternativeName([x509.DNSName(name)])
+    made = _signed(builder.add_extension(names, critical=False), ca_key)
     return _replaced((certificate_file(keys, name), made, PUBLIC))
 
 

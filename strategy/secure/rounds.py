@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from logging import getLogger
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -29,7 +30,6 @@ from edgewire.compression.flower.secure_messages import (
     SumOf,
     secure_record,
     secure_values,
-    with_sizes,
 )
 from edgewire.compression.flower.server.inbox import count_received
 from edgewire.compression.flower.traffic import reason_of
@@ -42,6 +42,7 @@ from edgewire.strategy.synchronous import Rounds, SparseAveraging
 from edgewire.task.errors import TaskError
 
 NO_REPLY = "no reply in time"
+NO_CERTIFICATE = "it has no certificate, and most nodes have: `keys node --renew NAME` makes one"
 SPARE = 64  # keys of nodes that have others now, which the list of keys may hold
 log = getLogger("edgewire")
 
@@ -155,12 +156,20 @@ class SecureRounds(Rounds):
         offers = {node: {"run": self._run} for node in asked if node not in known}
         for node in offers.keys() - self._places.keys():
             offers[node]["certify"] = b"1"
-        more = {"certificates": b""}
-        answered = self._ask(number, KEYS, offers, "keys", timeout, take, **more) if offers else []
+        if offers:
+            known += self._ask(number, KEYS, offers, "keys", timeout, take, certificate=b"")
+        plain = [node for node in known if not self._proofs[self._places[node]]]
+        if 2 * len(plain) < len(known):  # the others would refuse a round with these nodes
+            for node in plain:
+                self._strategy.failures.leave_out(node, NO_CERTIFICATE, f"round {number}: ")
+            known = [node for node in known if node not in plain]
+        elif self._grid.virtual_seconds is None and not self._warned:
+            self._warned = True
+            log.warning("%d of %d nodes have no certificate: %s", len(plain), len(known), HONEST)
         given = {
             self._places[n]: (self._keys[self._places[n]], *([masks[n]] if self._of.sums else []))
             for n in asked
-            if n in known or n in answered
+            if n in known
         }
         if len(given) < self._options.least:
             raise SecureError(
@@ -170,20 +179,12 @@ class SecureRounds(Rounds):
         roster, refused = roster_of(dict(sorted(given.items())), self._options.masks)
         for node in (node for node in asked if self._places.get(node) in refused):
             self._leave_out(number, node, refused[self._places[node]])
-        self._warn(roster)
         return roster
-
-    def _warn(self, roster: Roster) -> None:
-        """Log once that real nodes have shown no certificates."""
-        plain = sum(not self._proofs[peer.node] for peer in roster.peers)
-        if plain and not self._warned and self._grid.virtual_seconds is None:
-            self._warned = True
-            log.warning("%d of %d nodes have no certificate: %s", plain, len(roster), HONEST)
 
     def _train(
         self,
         number: int,
-        offers: Mapping[int, Mapping[str, bytes]],
+        offers: Mapping[int, Mapping[str, Any]],
         lr: float,
         common: list[int] | None,
         timeout: float,
@@ -224,7 +225,7 @@ class SecureRounds(Rounds):
         self,
         number: int,
         kind: str,
-        offers: Mapping[int, Mapping[str, bytes]],
+        offers: Mapping[int, Mapping[str, Any]],
         answer: str,
         timeout: float,
         take: Callable[..., None],
@@ -257,12 +258,12 @@ class SecureRounds(Rounds):
                 self._leave_out(number, node, str(error))
         return taken
 
-    def _unknown_keys(self, node: int) -> dict[str, bytes]:
+    def _unknown_keys(self, node: int) -> dict[str, Any]:
         """Return the run keys that a node does not know yet, as a message holds them."""
         start = self._told.get(node, 0)
-        proofs = with_sizes(self._proofs[start:])
-        keys = start.to_bytes(PLACE, "little") + b"".join(self._keys[start:])
-        return {"keys": keys, **({"certificates": proofs} if proofs else {})}
+        keys, proofs = b"".join(self._keys[start:]), self._proofs[start:]
+        more = {"certificates": proofs} if any(proofs) else {}
+        return {"keys": start.to_bytes(PLACE, "little") + keys, **more}
 
     def _count_sent(self, content: RecordDict) -> None:
         size, traffic = measured(content, HEADER), self.session.traffic

@@ -43,7 +43,6 @@ from ..secure_messages import (
     RoundHashes,
     SumOf,
     loss_units,
-    proofs_in,
     read_roster,
     secure_record,
     secure_values,
@@ -110,7 +109,7 @@ class SecureMod:
                 said |= self._certified(context, run, run_key)
         elif kind.endswith(SHARES):
             names = "terms", "keys", "roster", "masks"
-            terms, keys, bitmap, masks, proofs = secure_values(content, *names, certificates=b"")
+            terms, keys, bitmap, masks, proofs = secure_values(content, *names, certificates=[])
             known = {**_extended(known, keys, proofs, context), "terms": terms}
             roster = _roster(known, context, bitmap, masks)
             agreed = self._of.terms(known["run"], RoundHashes.from_bytes(terms), len(roster))
@@ -136,7 +135,7 @@ class SecureMod:
             (sealed,) = secure_values(came, "sealed")
             nodes = known.get("nodes", 0)
         else:
-            keys, bitmap, proofs = secure_values(came, "keys", "roster", certificates=b"")
+            keys, bitmap, proofs = secure_values(came, "keys", "roster", certificates=[])
             known = _extended(known, keys, proofs, context)
             roster = _roster(known, context, bitmap)
             nodes = len(roster)
@@ -201,7 +200,7 @@ class SecureMod:
     def _certified(self, context: Context, run: bytes, run_key: bytes) -> dict[str, bytes]:
         """Return the proof that a run key is this node's; without a certificate log it."""
         if (own := Credentials.of(context.node_config)) is not None:
-            return {"certificates": own.proof(run, run_key)}
+            return {"certificate": own.proof(run, run_key)}
         if not self._simulated(context):
             log.warning("this node has no certificate: %s", HONEST)
         return {}
@@ -220,7 +219,7 @@ class SecureMod:
 
 
 def _extended(
-    known: dict[str, Any], keys: bytes, certificates: bytes, context: Context
+    known: dict[str, Any], keys: bytes, proofs: list[bytes], context: Context
 ) -> dict[str, Any]:
     """Return what a node knows after a message with further run keys.
 
@@ -233,10 +232,9 @@ def _extended(
     known = {**known, "keys": before[: start * KEY] + keys[PLACE:]}
     more = [keys[at : at + KEY] for at in range(PLACE, len(keys), KEY)]
     if more and (own := Credentials.of(context.node_config)) is not None:
-        holders = _holders(known)[:start]
-        for key, proof in zip(more, proofs_in(certificates, len(more)), strict=True):
-            holders.append(own.holder(proof, known["run"], key))
-        known["holders"] = "\n".join(holders)
+        proofs = [each if isinstance(each, bytes) else b"" for each in proofs] + [b""] * len(more)
+        found = [own.holder(proofs[i], known["run"], key) for i, key in enumerate(more)]
+        known["holders"] = "\n".join(_holders(known)[:start] + found)
     elif more:
         known.pop("holders", None)
     return known
