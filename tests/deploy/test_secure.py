@@ -1,5 +1,6 @@
 """Secure sums of real nodes: as on the local engine, and no secret is on any disk."""
 
+import os
 import signal
 import sys
 import threading
@@ -7,8 +8,9 @@ from itertools import count
 
 import pytest
 
+from edgewire.compression.secure.certificates import OPTIONS
 from edgewire.deploy import keys
-from edgewire.deploy.certificates import node_files
+from edgewire.deploy.certificates import certificate_file, node_files
 from tests.deploy.processes import ROOT
 from tests.deploy.servers import Field
 from tests.runs import history_of, model_bytes, result_of
@@ -41,8 +43,8 @@ class Nodes:
 
     runs = count()
 
-    def __init__(self, field, kills):
-        self.field, self.run = field, next(self.runs)
+    def __init__(self, field, kills, config):
+        self.field, self.run, self.config = field, next(self.runs), config
         self.secrets = field.folder.parent / f"{field.folder.name}-secrets"
         self.secrets.mkdir(exist_ok=True)
         self.kills = {node: kills.get(node, 0) for node in range(4)}
@@ -60,7 +62,7 @@ class Nodes:
              "--root-certificates", str(made / "ca.crt"),
              "--auth-supernode-private-key", str(key), "--state",
              str(self.field.folder / f"{NAMES[node]}-{self.run}"),
-             "--node-config", f"partition-id={node} num-partitions=4 secure=1 secure-least=3"],
+             "--node-config", f"partition-id={node} num-partitions=4 {self.config}"],
             f"{NAMES[node]}-{self.run}.log",
         )  # fmt: skip
 
@@ -85,12 +87,20 @@ class Nodes:
             process.wait(60)
 
 
+def expect_hidden(secrets, *folders):
+    for file in (each for folder in folders for each in folder.rglob("*") if each.is_file()):
+        content = file.read_bytes()
+        for secret in secrets:
+            assert secret not in content, file
+            assert secret.hex().encode() not in content, file
+
+
 @pytest.fixture
 def ran(field, command):
     """Return a function that makes a run on real nodes, some of which kill themselves."""
 
-    def call(kills=None):
-        with Nodes(field, kills or {}) as nodes:
+    def call(kills=None, config="secure=1 secure-least=3"):
+        with Nodes(field, kills or {}, config) as nodes:
             address = f"127.0.0.1:{field.port}"
             code, said, folder = command(
                 *RUN, "engine=superlink", f"engine.address={address}",
@@ -103,15 +113,11 @@ def ran(field, command):
             for file in nodes.secrets.glob(f"*-{nodes.run}") for line in file.read_text().split()
         }  # fmt: skip
         assert len(secrets) > 4 * 3 * 10
-        for place in (field.folder, folder):
-            for file in (each for each in place.rglob("*") if each.is_file()):
-                content = file.read_bytes()
-                for secret in secrets:
-                    assert secret not in content, file
-                    assert secret.hex().encode() not in content, file
+        expect_hidden(secrets, field.folder, folder)
         logs = [file.read_text() for file in field.folder.glob(f"node*-{nodes.run}.log")]
         said = (folder / "superlink.log").read_text()
-        assert not any("honest-but-curious" in each for each in [said, *logs])
+        warned = [each.count("honest-but-curious") for each in (said, *logs)]
+        assert warned == [int("secure-ca" in config)] * 5
         return folder, said
 
     return call
@@ -140,6 +146,11 @@ def test_real_nodes_have_the_model_of_the_local_engine(ran, local):
     assert (here["failures"], here["train_loss"]) == (0, there["train_loss"])
 
 
+def test_without_certificates_server_and_nodes_warn_once(ran):
+    _, said = ran(config='secure-ca=""')
+    assert "4 of 4 nodes have no certificate: the secure sum hides single updates from" in said
+
+
 def test_a_node_killed_after_its_update_is_in_the_sum(ran, local):
     (folder, said), simulated = ran({1: 4 + MASKED}), local()
     assert losses(folder) == losses(simulated)
@@ -156,3 +167,32 @@ def test_a_node_killed_after_its_shares_is_not(ran, local, monkeypatch):
     assert "has no sum" not in said
     assert [result_of(each)["failures"] for each in (folder, simulated)] == [1, 1]
     assert losses(folder)[3] < losses(folder)[2]
+
+
+def test_flowers_own_server_and_nodes_have_the_same_model(command, monkeypatch, tmp_path_factory):
+    """Flower starts a process for each message, so there are few."""
+    folder, made, drawn = (tmp_path_factory.mktemp(name) for name in ("flowers", "keys", "drawn"))
+    tool, run = ["--keys", str(made)], [*RUN, "nodes=3", "rounds=2"]
+    assert keys.main([*tool, "server", "127.0.0.1"]) == 0
+    assert keys.main([*tool, "node", *NAMES[:3]]) == 0
+    monkeypatch.setenv("EDGEWIRE_OUTPUT", str(folder / "output"))  # of the server, too
+    with Field(folder) as field:
+        field.superlink()
+        field.environment["DRAWN"] = str(drawn / "drawn")
+        field.environment["PYTHONPATH"] = f"{ROOT / 'tests/deploy/recording'}{os.pathsep}{ROOT}"
+        for number, name in enumerate(NAMES[:3]):
+            files = made / "ca.crt", certificate_file(made, name), node_files(made, name)[0]
+            own = " ".join(f'{key}="{file}"' for key, file in zip(OPTIONS, files, strict=True))
+            place = f"partition-id={number} num-partitions=3"
+            field.stock_node(name, "--node-config", f"{place} secure=true {own}")
+        field.online(3)
+        code, said, there = command(
+            *run, "engine=superlink", f"engine.address=127.0.0.1:{field.port}"
+        )
+        assert code == 0, said
+    _, _, here = command(*run, "engine=local", "engine.workers=1")
+    assert model_bytes(there) == model_bytes(here)
+    assert result_of(there)["failures"] == 0
+    secrets = [bytes.fromhex(line) for line in (drawn / "drawn").read_text().split()]
+    assert len(secrets) > 3 * 2 * 2
+    expect_hidden(secrets, folder, there)
