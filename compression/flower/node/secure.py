@@ -242,8 +242,9 @@ def _extended(
 
 def _holders(known: dict[str, Any]) -> list[str]:
     """Return a line for each run key that a node knows."""
-    found, count = known.get("holders", "").splitlines(), len(known["keys"]) // KEY
-    return found + [" the node had no CA when a key came"] * (count - len(found))
+    found: list[str] = known.get("holders", "").splitlines()
+    missing = len(known["keys"]) // KEY - len(found)
+    return found + [" the node had no CA when a key came"] * missing
 
 
 def _roster(known: dict[str, Any], context: Context, *said: bytes) -> Roster:

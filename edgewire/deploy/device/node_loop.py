@@ -152,8 +152,8 @@ class Device:
             node_store.commit(node_store.state, name, self._bundle)
         bundle = node_store.reply() if self._bundle is None else self._bundle
         if not bundle:
-            error = NodeDied("the node ended before it sent a reply that is not stored")
-            bundle = refused(message_from_proto(claim.messages_list[0]), error)
+            died = NodeDied("the node ended before it sent a reply that is not stored")
+            bundle = refused(message_from_proto(claim.messages_list[0]), died)
         self._fleet_transport.push(bundle)
         self._deaths.over(node_store.name)
 
