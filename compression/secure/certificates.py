@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import (
@@ -50,7 +50,7 @@ class Credentials:
             )
             load = load_ssh_private_key if b"OPENSSH" in content else load_pem_private_key
             private = load(content, None)
-        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        except Exception as error:  # a damaged file may raise anything
             reason = getattr(error, "strerror", None) or "a file is damaged or encrypted"
             raise SecureError(f"{', '.join(OPTIONS)} of this node: {reason}") from None
         if not isinstance(private, ec.EllipticCurvePrivateKey):
@@ -97,13 +97,13 @@ class Credentials:
             if not isinstance(key, ec.EllipticCurvePublicKey):
                 return f" the key of {name} is no elliptic-curve key"
             key.verify(proof[end:], STATEMENT + run + run_key, ec.ECDSA(SHA384()))
-        except (ValueError, UnsupportedAlgorithm):
-            return " a node's certificate cannot be read"
         except VerificationError as error:
             reason = str(error).partition(" (")[0]
             return f" the certificate of {name} is not valid for this node's CA: {reason}"
         except InvalidSignature:
             return f" {name} has not signed this key for this run"
+        except Exception:  # hostile bytes may raise anything
+            return " a node's certificate cannot be read"
         return f"{key.public_numbers().x:x}"[:PART] + f" {name}"
 
 
