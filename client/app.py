@@ -1,5 +1,6 @@
 """The ClientApp: for each message it trains or evaluates on the node's data, and replies."""
 
+import re
 from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -51,6 +52,8 @@ def discreet(message: Message, context: Context, call_next: ClientAppCallable) -
 
 
 app = ClientApp(mods=[discreet])
+# What a node's owner may demand of runs in --node-config, as patterns.
+FLOOR = {"secure": ("0|1|false|true", "0 or 1"), "secure-least": ("[0-9]{1,9}", "a count of nodes")}
 
 
 def _read(message: Message) -> tuple[Vector, TrainConfig, Arrays]:
@@ -71,8 +74,11 @@ def _known(context: Context) -> tuple[Config, Node]:
     """Return the run's checked configuration, and the `Node`."""
     node = node_of(context)
     config = load_config(context.run_config, node.count, context.node_config)
-    secure, asked = config.secure, str(context.node_config.get("secure", 0)).lower()
-    if asked not in ("0", "false") and (secure.mode == "none" or not secure.masks):
+    secure, given = config.secure, {n: str(context.node_config.get(n, 0)).lower() for n in FLOOR}
+    for name, (form, says) in FLOOR.items():
+        if not re.fullmatch(form, given[name]):
+            raise ConfigError(f"--node-config {name}={given[name]}: this node needs {says}")
+    if given["secure"] in ("1", "true") and (secure.mode == "none" or not secure.masks):
         raise ConfigError("this node's owner allows secure=sum and secure=bare alone")
     return config, node
 

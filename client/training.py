@@ -353,7 +353,8 @@ def uplink_of(
         layout,
         least=secure.least,
         masks=secure.masks,
-        counted=lambda context: alike or is_local(context.run_config),
+        simulated=lambda context: is_local(context.run_config),
+        counted=alike,
     )
 
 

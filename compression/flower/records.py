@@ -38,8 +38,8 @@ READERS: dict[tuple[int, int], Any] = {  # readers of an .npy file's header, by 
 # signs.
 LONGEST_HEADER = 1024
 # A record of a node's state that lasts as long as the node's process, and is never written to a
-# disk: it holds keys.
-VOLATILE = "edgewire-volatile"
+# disk: it holds keys. If it has a value `UNSTORED`, the reply holds keys too.
+VOLATILE, UNSTORED = "edgewire-volatile", "unstored"
 LONGEST_TYPE = 64  # the most characters of a type's name; numpy's names have up to 10
 AnyRecord = ArrayRecord | ConfigRecord | MetricRecord | RecordDict
 # Returns the dict in which a record stores its values, without Flower's checks. A record's own

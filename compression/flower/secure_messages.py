@@ -2,14 +2,18 @@
 
 A message has a ConfigRecord `SECURE` for the sum. By message type, its values are:
 
-- `query.secure_keys`: `run`, the nonce of the server's session. The reply has `keys`: the node's
-  run key and, in mode `sum`, its mask key of the round.
+- `query.secure_keys`: `run`, the nonce of the server's session, and `certify` if the server has no
+  key of this node. The reply has `keys`: the node's run key and, in mode `sum`, its mask key of the
+  round; and, of a node with a certificate, `certificate`, its proof (`..secure.certificates`), if
+  the server asks for it or the run key is new.
 - `query.secure_shares` (mode `sum`): `terms`, that is the round's number, the number of
   levels, and two hashes; `keys`, run keys that the node does not know yet, which it puts into its
-  list at the place that stands before them; `roster`, a bitmap over this list; `masks`, the mask
-  keys of the nodes in the roster. The reply has `sealed`, the shares for the other nodes.
+  list at the place that stands before them; `certificates`, a list of the proofs of these keys,
+  unless there are none; `roster`, a bitmap over the list; `masks`, the mask keys of the nodes in
+  the roster. The reply has `sealed`, the shares for the other nodes.
 - `train.step`: in mode `sum` `sealed`, a bitmap of the nodes that have shared and their shares for
-  this node; in mode `bare` `keys` and `roster`. The reply's payload is the masked update.
+  this node; in mode `bare` `keys`, `certificates` and `roster`. The reply's payload is the masked
+  update.
 - `query.secure_unmask` (mode `sum`): `alive`, a bitmap, and `round`. The reply has `shares`.
 """
 
@@ -41,6 +45,10 @@ KEYS, SHARES, UNMASK = QUERIES = ("secure_keys", "secure_shares", "secure_unmask
 # A loss is summed in units of 2^-12, up to 2^15; losses beyond that count as 2^15.
 LOSS_UNITS, MOST_LOSS = 1 << 12, 1 << 27
 _HEAD = struct.Struct("<QQ")
+HONEST = (
+    "the secure sum hides single updates from an honest-but-curious server, not from one that "
+    "invents nodes: docs/privacy.md says how nodes get certificates"
+)
 PLACE = 4  # bytes before run keys: the place of the first of them in the list, little-endian
 
 
@@ -133,18 +141,22 @@ def orders_hash(orders: TrainConfig, header: DownlinkHeader) -> bytes:
     return sha256(json.dumps([orders, said]).encode()).digest()
 
 
-def secure_record(**values: bytes) -> ConfigRecord:
+def secure_record(**values: Any) -> ConfigRecord:
     """Return the record `SECURE` with these values."""
     return filled(ConfigRecord, values)
 
 
-def secure_values(content: RecordDict, *names: str) -> list[bytes]:
-    """Return the values with these names; raises `SecureError` unless there are these alone."""
+def secure_values(content: RecordDict, *names: str, **others: Any) -> list[Any]:
+    """Return the values with these names, and those of `others`, or what stands there instead.
+
+    Raises `SecureError` unless there are these alone, each of bytes or of the type in `others`.
+    """
     record = values_of(content).get(SECURE)
-    said = values_of(record) if isinstance(record, ConfigRecord) else {}
-    if {*said} != {*names} or not all(type(value) is bytes for value in said.values()):
+    said = others | (values_of(record) if isinstance(record, ConfigRecord) else {})
+    types = {**dict.fromkeys(names, bytes), **{name: type(each) for name, each in others.items()}}
+    if {name: type(value) for name, value in said.items()} != types:
         raise SecureError(f"a message of the secure sum must hold {', '.join(names)}")
-    return [said[name] for name in names]
+    return [said[name] for name in types]
 
 
 def read_roster(keys: bytes, roster: bytes, masks: bytes = b"") -> Roster:

@@ -3,7 +3,9 @@
 ca.key, ca.crt            of the CA; anyone who has ca.key can impersonate the server
 ca.old-NUMBER.key, cross.crt    while two CAs are in ca.crt: the old key, and see `make_next_ca`
 server.key, server.crt    of the server
+ca.crl                    the certificates of nodes that are revoked
 nodes/NAME.key, .pub      of a node, in OpenSSH's format, which Flower reads
+nodes/NAME.crt            its certificate, which it shows to other nodes in a secure sum
 
 No key is overwritten.
 """
@@ -26,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_pem_public_key,
     load_ssh_private_key,
     load_ssh_public_key,
 )
@@ -33,7 +36,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgewire.machine.errors import UsageError
 
-CA, SERVER, NODES, CROSS = "ca", "server", "nodes", "cross.crt"
+CA, SERVER, NODES, CROSS, CRL = "ca", "server", "nodes", "cross.crt", "ca.crl"
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server's own processes connect to these names
 CA_DAYS, SERVER_DAYS = 3650, 825
 SOON = 30  # days before a certificate expires
@@ -125,18 +128,64 @@ def make_server(keys: Path, names: list[str], renew: bool = False) -> list[Path]
 
 
 def make_node(keys: Path, name: str) -> list[Path]:
-    """Make a node's key; return the paths of the private and the public key.
+    """Make a node's key and its certificate (`certify_node`); return the paths.
 
     Raises `UsageError` for an invalid name, and for a file that exists or cannot be written.
     """
     private, public = node_files(keys, name)
     secret, shown = new_key()
-    made = write_new(private, secret, SECRET)
+    made = [write_new(private, secret, SECRET)]
     try:
-        return [made, write_new(public, shown + f" {name}\n".encode(), PUBLIC)]
+        made.append(write_new(public, shown + f" {name}\n".encode(), PUBLIC))
+        return made + certify_node(keys, name)
     except UsageError:
-        private.unlink()
+        for file in made:
+            file.unlink()
         raise
+
+
+def certify_node(keys: Path, name: str) -> list[Path]:
+    """Make a certificate for a node's public key; return its path.
+
+    Without the CA's key, which may be elsewhere, it makes none, and returns no path. Raises
+    `UsageError` for an invalid name, and for a file that cannot be read or written.
+    """
+    if not (keys / f"{CA}.key").exists():
+        return []
+    key = load_pem_public_key(public_key(keys, name))
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise UsageError(f"the key of {name} must be an elliptic-curve key (ssh-keygen -t ecdsa)")
+    ca_key, ca = _ca(keys)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    builder = _begun(subject, ca.subject, key, CA_DAYS)
+    # The server's certificate is not for clients, so the server cannot use it as a node's.
+    uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+    builder = builder.add_extension(uses, critical=False)
+    names = x509.SubjectAlternativeName([x509.DNSName(name)])
+    made = _signed(builder.add_extension(names, critical=False), ca_key)
+    return _replaced((certificate_file(keys, name), made, PUBLIC))
+
+
+def revoke_certificate(keys: Path, name: str) -> list[Path]:
+    """Add a node's certificate to ca.crl; return the path, and none without the CA's key.
+
+    Raises `UsageError` for an invalid name, and for a file that cannot be read or written.
+    """
+    file, before = certificate_file(keys, name), keys / CRL
+    if not (keys / f"{CA}.key").exists():
+        return []
+    ca_key, ca = _ca(keys)
+    now = datetime.datetime.now(datetime.UTC)
+    made = x509.CertificateRevocationListBuilder().issuer_name(ca.subject).last_update(now)
+    made = made.next_update(now + datetime.timedelta(days=CA_DAYS))
+    numbers = {certificate_in(file).serial_number}
+    if before.exists():
+        numbers |= {each.serial_number for each in x509.load_pem_x509_crl(before.read_bytes())}
+    for number in sorted(numbers):
+        revoked = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now)
+        made = made.add_revoked_certificate(revoked.build())
+    content = made.sign(ca_key, hashes.SHA384()).public_bytes(Encoding.PEM)
+    return _replaced((before, content, PUBLIC))
 
 
 def new_key() -> tuple[bytes, bytes]:
@@ -156,6 +205,11 @@ def node_files(keys: Path, name: str) -> tuple[Path, Path]:
             f"{name!r} is no name for a node: letters, digits, . _ -, a letter or digit first"
         )
     return keys / NODES / f"{name}.key", keys / NODES / f"{name}.pub"
+
+
+def certificate_file(keys: Path, name: str) -> Path:
+    """Return the path of a node's certificate. Raises `UsageError` for an invalid name."""
+    return node_files(keys, name)[0].with_suffix(".crt")
 
 
 def private_key(file: Path) -> ec.EllipticCurvePrivateKey:

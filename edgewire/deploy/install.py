@@ -32,7 +32,7 @@ from edgewire.machine.errors import EngineError, UsageError, one_line
 from edgewire.machine.proxies import expect_address, keep_loopback_direct
 from edgewire.machine.surroundings import print_any_text
 
-KEY, CA, ENV = "node.key", "ca.crt", "node.env"
+KEY, CA, ENV, CERTIFICATE = "node.key", "ca.crt", "node.env", "node.crt"
 LARGEST = 1 << 16  # bytes of a bundle, and of a CA's certificate
 FOLDER, UNITS, UNIT = "etc/edgewire", "etc/systemd/system", "edgewire-node.service"
 PROJECT, EXPECTED = Path(__file__).parents[2], "/opt/edgewire"  # this one, and that of the unit
@@ -86,7 +86,9 @@ def install(source: str, root: Path, config: str | None = None) -> list[str]:
         (root / UNITS).mkdir(parents=True, exist_ok=True)
         write_file(root / UNITS / UNIT, unit.encode())
         (root / UNITS / UNIT).chmod(0o644)
-        for name, mode in ((CA, 0o644), (KEY, 0o600)):  # the node's user reads the CA
+        # The node's user reads the certificates. Not each node has one of its own.
+        files = {CA: 0o644, CERTIFICATE: 0o644, KEY: 0o600}
+        for name, mode in ((name, files[name]) for name in files if (new / name).exists()):
             write_file(copy := new / "copy", (new / name).read_bytes())
             copy.chmod(mode)
             copy.replace(folder / name)
@@ -119,9 +121,14 @@ def env_of(address: str, config: str) -> str:
     return text
 
 
-def packed(key: Path, ca: Path, address: str, config: str) -> bytes:
-    """Return the bundle of a node, given its key's file, the CA's, and the values of node.env."""
+def packed(key: Path, ca: Path, address: str, config: str, certificate: Path) -> bytes:
+    """Return the bundle of a node, given its key's file, the CA's, and the values of node.env.
+
+    `certificate`: the file of the node's certificate, which may be missing.
+    """
     files = {KEY: key.read_text(), CA: ca.read_text()}
+    if certificate.exists():
+        files[CERTIFICATE] = certificate.read_text()
     return json.dumps({"superlink": address, "node-config": config, **files}, indent=1).encode()
 
 
@@ -133,10 +140,11 @@ def _of_bundle(file: str, folder: Path) -> tuple[str, str, str]:
     try:
         with open(file, "rb") as stream:
             said = json.loads(stream.read(LARGEST))
-        address, config, *files = (str(said[n]) for n in ("superlink", "node-config", KEY, CA))
+        names = KEY, CA, *([CERTIFICATE] if CERTIFICATE in said else [])
+        address, config, *files = (str(said[n]) for n in ("superlink", "node-config", *names))
         if not (address + config).isprintable():
             raise ValueError("it holds control characters")
-        for name, content in zip((KEY, CA), files, strict=True):
+        for name, content in zip(names, files, strict=True):
             write_file(folder / name, content.encode())
     except (KeyError, TypeError, ValueError, RecursionError, FileNotFoundError) as error:
         raise UsageError(f"{file} is no bundle of `keys bundle`: {one_line(str(error))}") from error

@@ -1,7 +1,7 @@
 """`python -m edgewire.deploy.keys`: makes the CA, certificates and keys, and registers nodes.
 
     python -m edgewire.deploy.keys server my.server.org 203.0.113.5   a CA, the server's certificate
-    python -m edgewire.deploy.keys node kitchen garden                a key for each of these nodes
+    python -m edgewire.deploy.keys node kitchen garden      a key and a certificate for each of them
     python -m edgewire.deploy.keys register kitchen garden            let these nodes take part
     python -m edgewire.deploy.keys bundle kitchen                    kitchen.json, to install there
     python -m edgewire.deploy.keys enrol kitchen               a link, by which it makes its own key
@@ -36,7 +36,9 @@ from edgewire.deploy.certificates import (
     CA,
     SECRET,
     SERVER,
+    certificate_file,
     certificate_in,
+    certify_node,
     drop_old_ca,
     make_ca,
     make_next_ca,
@@ -46,6 +48,7 @@ from edgewire.deploy.certificates import (
     node_files,
     private_key,
     public_key,
+    revoke_certificate,
     write_new,
 )
 from edgewire.deploy.install import env_of, hash_of, packed
@@ -120,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
 
     add("server", "names", nargs="*", help="its names and addresses, as nodes will say them")
     add("node register revoke bundle enrol", "names", nargs="*")
-    add("server", "--renew", action="store_true", help="a new certificate for the old key")
+    add("server node", "--renew", action="store_true", help="a new certificate for the old key")
     add("register enrol", "--renew", action="store_true", help="a new key for it")
     add("bundle enrol", "--address", help="the server's HOST:PORT, as in its certificate")
     add("bundle", "--node-config", default="", help="such as 'data=\"/its/folder\"'")
@@ -151,11 +154,19 @@ def _next_ca(given: argparse.Namespace) -> list[str]:
 
 
 def _node(given: argparse.Namespace) -> list[str]:
+    if given.renew:
+        _expect_ca(given, "certifies nodes")
+        return [f"made {path}" for name in given.names for path in certify_node(given.keys, name)]
     for name in given.names:
         for file in node_files(given.keys, name):
             if file.exists():
                 raise UsageError(f"{file} is there already, and stays: move it away first")
     return [f"made {path}" for name in given.names for path in make_node(given.keys, name)]
+
+
+def _expect_ca(given: argparse.Namespace, what: str) -> None:
+    if not (file := given.keys / f"{CA}.key").exists():
+        raise UsageError(f"{what} needs the CA's key, and there is no {file}: put it back")
 
 
 def _register(given: argparse.Namespace) -> list[str]:
@@ -194,7 +205,8 @@ def _bundle(given: argparse.Namespace) -> list[str]:
             lines += [f"made {path}" for path in make_node(given.keys, name)]
             lines.append(f"{name} has a new key: `keys register {name}` lets it take part")
         private_key(key)
-        content = packed(key, ca, address, given.node_config)
+        certificate = certificate_file(given.keys, name)
+        content = packed(key, ca, address, given.node_config, certificate)
         lines.append(f"made {write_new(Path(f'{name}.json'), content, SECRET)}: it holds a key")
     return lines
 
@@ -237,10 +249,17 @@ def _revoke(given: argparse.Namespace) -> list[str]:
         there = _nodes(control)
         for name in given.names:
             node = next((each for each in there if name in (each.name, str(each.node_id))), None)
-            if node is None:
+            known = node.name if node and node.name else name
+            certified = certificate_file(given.keys, known).exists()
+            if node is None and not certified:
                 raise UsageError(f"no node {name} is registered: list says who is")
-            control.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
-            lines.append(f"revoked {node.name or node.node_id}")
+            if node is not None:
+                control.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+                lines.append(f"revoked {node.name or node.node_id}")
+            if certified:
+                made = revoke_certificate(given.keys, known)
+                stays = f"the certificate of {known} stays valid: put {CA}.key back, and call again"
+                lines += [f"made {path}: copy it to the devices" for path in made] or [stays]
     return lines
 
 

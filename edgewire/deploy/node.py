@@ -19,7 +19,7 @@ from typing import NoReturn
 import click
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from edgewire.deploy.certificates import private_key
+from edgewire.deploy.certificates import certificate_in, private_key
 from edgewire.machine.app_signature import owner_key
 from edgewire.machine.errors import Ended, UsageError
 from edgewire.machine.proxies import expect_address, expect_usable_proxies, keep_loopback_direct
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
         node_folder = NodeFolder(given.state.expanduser())
         file = given.auth_supernode_private_key
         key = node_folder.key() if file is None else private_key(file.expanduser())
-        config = node_config_of(given.node_config)
+        config = with_certificate(given, key, node_config_of(given.node_config))
         expect_digests(given.app)
         owner = owner_key(given.app_signer.expanduser()) if given.app_signer else None
         fleet = client_of(given, key)
@@ -85,6 +85,29 @@ def node_config_of(text: str | None) -> UserConfig:
         text = error.message if isinstance(error, click.ClickException) else str(error)
         raise UsageError(f"--node-config: {' '.join(text.split())}") from error
     return config
+
+
+def with_certificate(
+    given: argparse.Namespace, key: ec.EllipticCurvePrivateKey, config: UserConfig
+) -> UserConfig:
+    """Return a node's configuration with what a secure sum needs of the node's certificate.
+
+    The certificate of node.key is node.crt beside it or beside the CA's. Without one, and if the
+    configuration has `secure-ca`, it stays as it is. Raises `UsageError` for a damaged certificate.
+    """
+    file, ca = given.auth_supernode_private_key or given.state / "key", given.root_certificates
+    if ca is None or "secure-ca" in config:
+        return config
+    files = [each.expanduser() for each in (ca, file, file.with_suffix(".crt"))]
+    if not files[2].exists():
+        files[2] = files[0].with_name(files[2].name)
+    if not files[2].exists():
+        return config
+    if certificate_in(files[2]).public_key() != key.public_key():
+        log.warning("%s is of another key, and is not used", files[2])
+        return config
+    names = "secure-ca", "secure-key", "secure-certificate"
+    return {**config, **dict(zip(names, map(str, files), strict=True))}
 
 
 def expect_digests(arguments: list[str]) -> None:

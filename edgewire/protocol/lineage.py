@@ -18,6 +18,7 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
+from edgewire.compression.flower.records import UNSTORED as UNSTORED
 from edgewire.compression.flower.records import VOLATILE as VOLATILE
 
 _SAID = re.compile(r"(.*) kept/(\d{0,20})((?:/\d{0,20}:\d{1,20})*)", re.DOTALL)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from logging import getLogger
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -19,6 +20,7 @@ from edgewire.compression.flower.records import (
     values_of,
 )
 from edgewire.compression.flower.secure_messages import (
+    HONEST,
     KEYS,
     LOSS_UNITS,
     PLACE,
@@ -32,6 +34,7 @@ from edgewire.compression.flower.secure_messages import (
 from edgewire.compression.flower.server.inbox import count_received
 from edgewire.compression.flower.traffic import reason_of
 from edgewire.compression.secure import Coordinator, Roster, SecureError, roster_of
+from edgewire.compression.secure.certificates import LONGEST
 from edgewire.compression.secure.terms import KEY, expect_bytes, to_bitmap
 from edgewire.compression.wire import StreamSizes
 from edgewire.strategy.ordered_grid import OrderedGrid
@@ -39,6 +42,7 @@ from edgewire.strategy.synchronous import Rounds, SparseAveraging
 from edgewire.task.errors import TaskError
 
 NO_REPLY = "no reply in time"
+NO_CERTIFICATE = "it has no certificate, and most nodes have: `keys node --renew NAME` makes one"
 SPARE = 64  # keys of nodes that have others now, which the list of keys may hold
 log = getLogger("edgewire")
 
@@ -71,6 +75,7 @@ class SecureRounds(Rounds):
         assert strategy.codecs.uplink is not None  # conf/rules.py
         self._of = SumOf.of(strategy.codecs.uplink, self.layout, mode)
         self._likes = {k: Message(RecordDict(), 0, f"query.{k}") for k in (KEYS, SHARES, UNMASK)}
+        self._warned = False
         self._begin_session()
 
     def _begin_session(self) -> None:
@@ -78,6 +83,7 @@ class SecureRounds(Rounds):
         self._run = os.urandom(16)
         self._keys: list[bytes] = []  # the run keys, in the order in which all nodes know them
         self._places: dict[int, int] = {}  # by node, the place of its run key in the list
+        self._proofs: list[bytes] = []  # for each key of the list the proof whose it is, or b""
         self._told: dict[int, int] = {}  # by node, how many keys of the list it knows
 
     def advance(self, lr: float, timeout: float) -> bool:
@@ -113,7 +119,7 @@ class SecureRounds(Rounds):
         there = {peer.node for peer in roster.peers}
         nodes = [node for node in asked if self._places.get(node) in there]
         bitmap = to_bitmap(there, len(self._keys))
-        offers = {node: {"keys": self._unknown_keys(node), "roster": bitmap} for node in nodes}
+        offers = {node: {**self._unknown_keys(node), "roster": bitmap} for node in nodes}
         if self._of.sums:
             masks = b"".join(peer.mask_key for peer in roster.peers)
             more = {"terms": said.to_bytes(), "masks": masks}
@@ -137,19 +143,33 @@ class SecureRounds(Rounds):
         known = [] if self._of.sums else [node for node in asked if node in self._places]
         masks = dict[int, bytes]()
 
-        def take(node: int, keys: bytes) -> None:
+        def take(node: int, keys: bytes, proof: bytes) -> None:
             expect_bytes("a node's keys", keys, KEY * (1 + self._of.sums))
+            if len(proof) > LONGEST:
+                raise SecureError(f"a certificate of {len(proof)} bytes is too long")
             run_key, masks[node] = keys[:KEY], keys[KEY:]
             if node not in self._places or self._keys[self._places[node]] != run_key:
                 self._places[node] = len(self._keys)
                 self._keys.append(run_key)
+                self._proofs.append(proof)
 
         offers = {node: {"run": self._run} for node in asked if node not in known}
-        answered = self._ask(number, KEYS, offers, "keys", timeout, take) if offers else []
+        for node in offers.keys() - self._places.keys():
+            offers[node]["certify"] = b"1"
+        if offers:
+            known += self._ask(number, KEYS, offers, "keys", timeout, take, certificate=b"")
+        plain = [node for node in known if not self._proofs[self._places[node]]]
+        if 2 * len(plain) < len(known):  # the others would refuse a round with these nodes
+            for node in plain:
+                self._strategy.failures.leave_out(node, NO_CERTIFICATE, f"round {number}: ")
+            known = [node for node in known if node not in plain]
+        elif self._grid.virtual_seconds is None and not self._warned:
+            self._warned = True
+            log.warning("%d of %d nodes have no certificate: %s", len(plain), len(known), HONEST)
         given = {
             self._places[n]: (self._keys[self._places[n]], *([masks[n]] if self._of.sums else []))
             for n in asked
-            if n in known or n in answered
+            if n in known
         }
         if len(given) < self._options.least:
             raise SecureError(
@@ -164,7 +184,7 @@ class SecureRounds(Rounds):
     def _train(
         self,
         number: int,
-        offers: Mapping[int, Mapping[str, bytes]],
+        offers: Mapping[int, Mapping[str, Any]],
         lr: float,
         common: list[int] | None,
         timeout: float,
@@ -205,15 +225,16 @@ class SecureRounds(Rounds):
         self,
         number: int,
         kind: str,
-        offers: Mapping[int, Mapping[str, bytes]],
+        offers: Mapping[int, Mapping[str, Any]],
         answer: str,
         timeout: float,
-        take: Callable[[int, bytes], None],
+        take: Callable[..., None],
+        **others: bytes,
     ) -> list[int]:
         """Send nodes a message for keys or shares; return the nodes whose answer was taken.
 
-        `answer`: the name of the answer's value. `take`: gets a node (of the key list, except for
-        `KEYS`) and the value, and may raise `SecureError`.
+        `answer`: the name of the answer's value; `others`: as in `secure_values`. `take`: gets a
+        node (of the key list, except for `KEYS`) and the values, and may raise `SecureError`.
         """
         messages, taken = list[Message](), list[int]()
         for node, said in offers.items():
@@ -230,17 +251,19 @@ class SecureRounds(Rounds):
                 size = measured(content_of(reply), HEADER)
                 self.session.traffic.count_received(size, 0)
                 self.session.traffic.uplink_secure_bytes += other_than_payloads(size)
-                (value,) = secure_values(content_of(reply), answer)
-                take(node if kind == KEYS else self._places[node], value)
+                values = secure_values(content_of(reply), answer, **others)
+                take(node if kind == KEYS else self._places[node], *values)
                 taken.append(node)
             except PayloadError as error:
                 self._leave_out(number, node, str(error))
         return taken
 
-    def _unknown_keys(self, node: int) -> bytes:
-        """Return the run keys that a node does not know yet, after their place in the list."""
+    def _unknown_keys(self, node: int) -> dict[str, Any]:
+        """Return the run keys that a node does not know yet, as a message holds them."""
         start = self._told.get(node, 0)
-        return start.to_bytes(PLACE, "little") + b"".join(self._keys[start:])
+        keys, proofs = b"".join(self._keys[start:]), self._proofs[start:]
+        more = {"certificates": proofs} if any(proofs) else {}
+        return {"keys": start.to_bytes(PLACE, "little") + keys, **more}
 
     def _count_sent(self, content: RecordDict) -> None:
         size, traffic = measured(content, HEADER), self.session.traffic

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgewire.deploy import enrolment, install, keys
-from edgewire.deploy.certificates import private_key
+from edgewire.deploy.certificates import certificate_in, private_key
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
@@ -67,10 +67,12 @@ def test_a_bundle_is_installed_and_keeps_the_lines_of_the_owner(run, device, tmp
     (tmp_path / "kitchen.json").write_bytes(bundle)
     assert run(install, tmp_path / "kitchen.json", "--root", device)[0] == 0
     made = device / "etc" / "edgewire"
-    assert sorted(os.listdir(made)) == ["ca.crt", "node.env", "node.key"]
-    assert [stat.S_IMODE((made / name).stat().st_mode) for name in ("", "ca.crt", "node.key")] == [
-        0o755, 0o644, 0o600
-    ]  # fmt: skip
+    names = ["ca.crt", "node.crt", "node.env", "node.key"]
+    assert sorted(os.listdir(made)) == names
+    modes = [stat.S_IMODE((made / name).stat().st_mode) for name in ("", *names)]
+    assert modes == [0o755, 0o644, 0o644, 0o600, 0o600]
+    shown = certificate_in(made / "node.crt")
+    assert shown.public_key() == private_key(made / "node.key").public_key()
     assert (made / "node.env").read_text() == (
         f"SUPERLINK=my.server.org:8000\nNODE_CONFIG='{CONFIG}'\n"
     )
@@ -91,7 +93,7 @@ def test_a_bundle_is_installed_and_keeps_the_lines_of_the_owner(run, device, tmp
     assert "--node-config" in line
 
 
-NAMES = ["node.key", "ca.crt", "superlink", "node-config", "../../x"]
+NAMES = ["node.key", "ca.crt", "node.crt", "superlink", "node-config", "../../x"]
 CONTENTS = [
     "",
     "\0" * 70_000,

@@ -87,6 +87,48 @@ def test_a_certificate_is_renewed_for_the_same_key(tool, tmp_path):
     assert changed == {"server.crt"}
 
 
+def test_a_node_gets_a_certificate_where_the_cas_key_is(tool, tmp_path):
+    folder, file = tmp_path / "keys", tmp_path / "keys" / "nodes" / "kitchen.crt"
+    tool("server", "here")
+    kept = (folder / "ca.key").rename(tmp_path / "ca.key")
+    assert tool("node", "kitchen")[0] == 0
+    assert not file.exists()
+    code, lines, error = tool("node", "--renew", "kitchen")
+    assert (code, lines, error.count("\n")) == (2, [], 1)
+    assert "ca.key: put it back" in error
+    kept.rename(folder / "ca.key")
+    assert tool("node", "--renew", "kitchen")[:2] == (0, [f"made {file}"])
+    (folder / "nodes" / "kitchen.key").unlink()  # as of a device that has made its own key
+    first = certificate_in(file)
+    assert tool("node", "--renew", "kitchen")[0] == 0
+    assert certificate_in(file).public_key() == first.public_key()
+    assert certificate_in(file).serial_number != first.serial_number
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    code, _, error = tool("node", "--renew", "garden")
+    assert (code, error.count("\n")) == (2, 1)
+
+
+def test_a_certificate_is_revoked_where_the_cas_key_is(tool, tmp_path):
+    folder = tmp_path / "keys"
+    tool("server", "here")
+    tool("node", "kitchen", "garden")
+    numbers = [certificate_in(folder / "nodes" / f"{n}.crt").serial_number
+               for n in ("kitchen", "garden")]  # fmt: skip
+    with Server(keys=folder, nodes=tmp_path / "nodes.json") as server:
+        there = ["--superlink", server.address]
+        tool(*there, "register", "kitchen", "garden")
+        kept = (folder / "ca.key").rename(tmp_path / "ca.key")
+        stays = "the certificate of kitchen stays valid: put ca.key back, and call again"
+        assert tool(*there, "revoke", "kitchen")[1] == ["revoked kitchen", stays]
+        kept.rename(folder / "ca.key")
+        made = f"made {folder / 'ca.crl'}: copy it to the devices"
+        assert tool(*there, "revoke", "kitchen")[1] == [made]
+        assert tool(*there, "revoke", "garden")[1] == ["revoked garden", made]
+    listed = x509.load_pem_x509_crl((folder / "ca.crl").read_bytes())
+    assert {each.serial_number for each in listed} == set(numbers)
+    assert listed.is_signature_valid(certificate_in(folder / "ca.crt").public_key())
+
+
 NO_NODES = ["../x", "", "a/b", ".hidden", "a b"]
 NO_SERVERS = ["1.2.3", "a_b!", "http://x", "a b", "x:8000"]
 
@@ -133,10 +175,12 @@ def test_nodes_are_registered_and_revoked(tool, tmp_path):
         assert [line.split()[::2] for line in tool(*there, "list")[1]] == [
             ["garden", "registered"], ["kitchen", "registered"]
         ]  # fmt: skip
-        assert tool(*there, "revoke", number)[1] == ["revoked kitchen"]
+        assert tool(*there, "revoke", number)[1] == [
+            "revoked kitchen", f"made {tmp_path / 'keys' / 'ca.crl'}: copy it to the devices"
+        ]  # fmt: skip
         assert [line.split()[0] for line in tool(*there, "list")[1]] == ["garden"]
-        code, _, error = tool(*there, "revoke", "kitchen")
-        assert (code, error) == (2, "error: no node kitchen is registered: list says who is\n")
+        code, _, error = tool(*there, "revoke", "shed")
+        assert (code, error) == (2, "error: no node shed is registered: list says who is\n")
         code, _, error = tool(*there, "--insecure", "list")
         assert code == 1
         assert "if it has TLS, give --keys: " in error

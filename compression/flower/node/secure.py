@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import sha256
+from logging import getLogger
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -12,12 +13,14 @@ from numpy.typing import NDArray
 
 from ...decoder import quantized
 from ...layout import Layout
-from ...secure import Member, SecureError
+from ...secure import Member, Roster, SecureError
+from ...secure.certificates import CA, Credentials, expect_holders
 from ...secure.terms import KEY
 from ..compact_records import compact, restored
 from ..headers import HEADER, LOSS, STEPS, DownlinkHeader, TrainConfig, read, trains
 from ..native_tensors import natives_of
 from ..records import (
+    UNSTORED,
     VOLATILE,
     content_of,
     filled,
@@ -32,6 +35,7 @@ from ..records import (
     with_content,
 )
 from ..secure_messages import (
+    HONEST,
     KEYS,
     PLACE,
     SECURE,
@@ -48,6 +52,7 @@ from .state import forget_update
 
 KNOWN = "edgewire-secure"  # the record in a node's state with what is not secret
 RECORDS = (KNOWN, VOLATILE)  # the app does not see them
+log = getLogger("edgewire")
 
 
 class SecureMod:
@@ -69,7 +74,9 @@ class SecureMod:
     `of`: what is summed. `layout`: of the vector. `least`: the fewest nodes of a sum; a node's
     owner may ask for more by
     `secure-least` in its `--node-config`. `masks`: False simulates the same integers and bytes
-    without cryptography. `counted`: True if the reply may say the number of local steps.
+    without cryptography. `simulated`: whether a node of a context is one of this machine's
+    simulation. `counted`: True if the reply may say the number of local steps; it does in a
+    simulation.
     """
 
     def __init__(
@@ -80,30 +87,38 @@ class SecureMod:
         *,
         least: int,
         masks: bool,
-        counted: Callable[[Context], bool],
+        simulated: Callable[[Context], bool],
+        counted: bool,
     ) -> None:
         self._mod, self._of, self._layout = mod, of, layout
-        self._least, self._masks, self._counted = least, masks, counted
+        self._least, self._masks = least, masks
+        self._simulated, self._counted = simulated, counted
 
     def answer(self, message: Message, context: Context) -> Message:
         """Answer a message about keys or shares."""
         content, kind = content_of(message), metadata_of(message)["_message_type"]
         member, known = self._load(context)
         if kind.endswith(KEYS):
-            (run,) = secure_values(content, "run")
+            run, certify = secure_values(content, "run", certify=b"")
             if known.get("run") != run:
                 known = {"run": run, **({"last": known["last"]} if "last" in known else {})}
-            said = {"keys": member.run_key(run) + (member.mask_key() if self._of.sums else b"")}
+            is_new = values_of(values_of(context.state)[VOLATILE]).get("run") != run
+            run_key = member.run_key(run)
+            said = {"keys": run_key + (member.mask_key() if self._of.sums else b"")}
+            if is_new or certify:
+                said |= self._certified(context, run, run_key)
         elif kind.endswith(SHARES):
-            terms, keys, bitmap, masks = secure_values(content, "terms", "keys", "roster", "masks")
-            known = {**_extended(known, keys), "terms": terms}
-            roster = read_roster(known["keys"], bitmap, masks)
+            names = "terms", "keys", "roster", "masks"
+            terms, keys, bitmap, masks, proofs = secure_values(content, *names, certificates=[])
+            known = {**_extended(known, keys, proofs, context), "terms": terms}
+            roster = _roster(known, context, bitmap, masks)
             agreed = self._of.terms(known["run"], RoundHashes.from_bytes(terms), len(roster))
             said = {"sealed": member.share(agreed, roster, self._floor(context))}
             known["nodes"] = len(roster)
         else:
             alive, number = secure_values(content, "alive", "round")
             said = {"shares": member.unmask(alive, int.from_bytes(number, "little"))}
+            values_of(values_of(context.state)[VOLATILE])[UNSTORED] = True
             if RoundHashes.from_bytes(known["terms"]).entries:
                 # A server could subtract two sums in which the same updates are.
                 forget_update(context.state)
@@ -120,9 +135,9 @@ class SecureMod:
             (sealed,) = secure_values(came, "sealed")
             nodes = known.get("nodes", 0)
         else:
-            keys, bitmap = secure_values(came, "keys", "roster")
-            known = _extended(known, keys)
-            roster = read_roster(known["keys"], bitmap)
+            keys, bitmap, proofs = secure_values(came, "keys", "roster", certificates=[])
+            known = _extended(known, keys, proofs, context)
+            roster = _roster(known, context, bitmap)
             nodes = len(roster)
         header = read(restored(came), DownlinkHeader)
         if self._of.sums and known.get("last") not in (None, (header.number or 0) - 1):
@@ -158,7 +173,7 @@ class SecureMod:
         else:
             masked = member.masked_bare(agreed, roster, values, self._floor(context))
         content = {"arrays": payload_record(masked), HEADER: values_of(answered)[HEADER]}
-        if self._counted(context) and STEPS in metrics:
+        if STEPS in metrics and (self._counted or self._simulated(context)):
             content["metrics"] = filled(MetricRecord, {STEPS: metrics[STEPS]})
         found = filled(RecordDict, content)
         reply.content = found if answered is content_of(reply) else compact(found)
@@ -182,6 +197,14 @@ class SecureMod:
         rest = [sizes, loss_units(metrics.get(LOSS))]
         return [levels, *rest] if scaled else rest
 
+    def _certified(self, context: Context, run: bytes, run_key: bytes) -> dict[str, bytes]:
+        """Return the proof that a run key is this node's; without a certificate log it."""
+        if (own := Credentials.of(context.node_config)) is not None:
+            return {"certificate": own.proof(run, run_key)}
+        if not self._simulated(context):
+            log.warning("this node has no certificate: %s", HONEST)
+        return {}
+
     def _floor(self, context: Context) -> int:
         return max(self._least, int(context.node_config.get("secure-least", 0)))
 
@@ -190,16 +213,47 @@ class SecureMod:
         values = values_of(context.state)
         if VOLATILE not in values:
             values[VOLATILE] = filled(ConfigRecord, {})
+        values_of(values[VOLATILE]).pop(UNSTORED, None)
         known = values_of(values[KNOWN]) if KNOWN in values else {}
         return Member(values_of(values[VOLATILE]), self._masks, _config_hash(context)), {**known}
 
 
-def _extended(known: dict[str, Any], keys: bytes) -> dict[str, Any]:
-    """Return what a node knows after a message with further run keys."""
-    before, start = known.get("keys", b""), KEY * int.from_bytes(keys[:PLACE], "little")
-    if "run" not in known or len(keys) < PLACE or start > len(before):
+def _extended(
+    known: dict[str, Any], keys: bytes, proofs: list[bytes], context: Context
+) -> dict[str, Any]:
+    """Return what a node knows after a message with further run keys.
+
+    `holders`: of a node with a CA, a line for each key (`Credentials.holder`), found out once, when
+    the key comes.
+    """
+    before, start = known.get("keys", b""), int.from_bytes(keys[:PLACE], "little")
+    if "run" not in known or len(keys) < PLACE or start * KEY > len(before):
         raise SecureError("this node has lost the keys of the other nodes")
-    return {**known, "keys": before[:start] + keys[PLACE:]}
+    known = {**known, "keys": before[: start * KEY] + keys[PLACE:]}
+    more = [keys[at : at + KEY] for at in range(PLACE, len(keys), KEY)]
+    if more and (own := Credentials.of(context.node_config)) is not None:
+        proofs = [each if isinstance(each, bytes) else b"" for each in proofs] + [b""] * len(more)
+        found = [own.holder(proofs[i], known["run"], key) for i, key in enumerate(more)]
+        known["holders"] = "\n".join(_holders(known)[:start] + found)
+    elif more:
+        known.pop("holders", None)
+    return known
+
+
+def _holders(known: dict[str, Any]) -> list[str]:
+    """Return a line for each run key that a node knows."""
+    found: list[str] = known.get("holders", "").splitlines()
+    missing = len(known["keys"]) // KEY - len(found)
+    return found + [" the node had no CA when a key came"] * missing
+
+
+def _roster(known: dict[str, Any], context: Context, *said: bytes) -> Roster:
+    """Return a roster, as `read_roster` does; a node with a CA expects a holder of each key."""
+    roster = read_roster(known["keys"], *said)
+    if context.node_config.get(CA):
+        holders = _holders(known)
+        expect_holders([holders[peer.node] for peer in roster.peers])
+    return roster
 
 
 def _config_hash(context: Context) -> bytes:

@@ -150,7 +150,11 @@ class Device:
             if self._bundle is None:  # else only writing the reply to disk has failed
                 self._bundle = self._reply(claim, run, node_store)
             node_store.commit(node_store.state, name, self._bundle)
-        self._fleet_transport.push(self._bundle if self._bundle is not None else node_store.reply())
+        bundle = node_store.reply() if self._bundle is None else self._bundle
+        if not bundle:
+            died = NodeDied("the node ended before it sent a reply that is not stored")
+            bundle = refused(message_from_proto(claim.messages_list[0]), died)
+        self._fleet_transport.push(bundle)
         self._deaths.over(node_store.name)
 
     def _reply(self, claim: PullMessagesResponse, run: Run, node_store: NodeStore) -> bytes:

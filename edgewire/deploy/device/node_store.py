@@ -18,7 +18,14 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from edgewire.deploy.device.node_database import NodeDatabase, hash_of
-from edgewire.protocol.lineage import VOLATILE, Checkpoint, RunLineage, StateChoice, choice_of
+from edgewire.protocol.lineage import (
+    UNSTORED,
+    VOLATILE,
+    Checkpoint,
+    RunLineage,
+    StateChoice,
+    choice_of,
+)
 
 _KINDS: dict[str, Any] = {each.__name__: each for each in (ArrayRecord, ConfigRecord, MetricRecord)}
 _ANSWERED = 16  # stored ids of answered messages, to recognise a redelivered one
@@ -47,7 +54,7 @@ class NodeStore:
     _past: tuple[Checkpoint, list[Any]] | None = None  # a checkpoint, and the state there
 
     def reply(self) -> bytes:
-        """Return the last reply that `commit` has written.
+        """Return the last reply that `commit` has written; b"" if it was not to be written.
 
         Raises `OSError`, and `ValueError` for a missing or damaged reply.
         """
@@ -94,7 +101,8 @@ class NodeStore:
     def commit(self, state: RecordDict, message: str, reply: bytes) -> None:
         """Write the state and the reply to `message` atomically; both are durable on return.
 
-        The record `VOLATILE` is not written, so it ends with this process.
+        The record `VOLATILE` is not written, so it ends with this process. If it has a value
+        `UNSTORED`, the reply is not written either, and `reply` returns b"" afterwards.
         Raises `OSError` if they cannot be written. The stored state does not change then.
         """
         blobs = dict[str, memoryview]()
@@ -104,7 +112,8 @@ class NodeStore:
             blobs[digest] = content
             return digest
 
-        last, records = put(memoryview(reply)), list[Any]()
+        unstored = VOLATILE in state and UNSTORED in state[VOLATILE]
+        last, records = put(memoryview(b"" if unstored else reply)), list[Any]()
         for name, record in state.items():
             if name == VOLATILE:
                 continue

@@ -221,6 +221,39 @@ def test_a_node_that_is_asked_to_end_has_not_died(how, world, monkeypatch):
     assert w.is_as_expected()
 
 
+@pytest.mark.parametrize("bundled", [False, True])
+def test_a_reply_with_secrets_is_sent_and_never_stored(bundled, world, caplog):
+    """A node that ends before it has sent the reply counts as one that failed."""
+    secrets = [hashlib.sha256(content(i)["arrays"]["x"].data).digest() for i in range(3)]
+    w = world(bundled=bundled)
+    w.steps()
+    w.ask("hide")
+    w.steps()
+    assert w.reply_to(w.names[-1]).content["told"]["secret"] == secrets[0]
+    w.ask("hide")
+    for call in ("push-messages", "edgewire/compact/push"):
+        w.faults[call] += ["lost", 503]
+    assert len(w.steps(2)) == 2
+    w.until_replied()  # the same process has the reply still
+    assert w.reply_to(w.names[-1]).content["told"]["secret"] == secrets[1]
+    w.ask("hide")
+    for call in ("push-messages", "edgewire/compact/push"):
+        w.faults[call][:] = ["lost"]
+    assert len(w.steps()) == 1
+    files = [each.read_bytes() for each in w.folder.rglob("*") if each.is_file()]
+    assert b"deaths" in b"".join(files)
+    assert not any(secret in each for each in files for secret in secrets)
+    w.die()
+    w.begin()
+    for call in ("push-messages", "edgewire/compact/push"):
+        w.faults[call].clear()
+    w.until_replied()
+    error = w.reply_to(w.names[-1]).error
+    assert error.reason == "the node ended before it sent a reply that is not stored"
+    w.exchange()  # a later reply is stored as before
+    assert w.reply_to(w.names[-1]).content["metrics"]["number"] == 1
+
+
 @pytest.mark.parametrize("point", ["objects", "_fetch", "push"])
 def test_a_message_is_given_up_with_either_kind_of_calls(point, world, monkeypatch):
     """Also a reply that ends the process each time it is sent, and a message of another process."""

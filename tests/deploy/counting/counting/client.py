@@ -1,11 +1,12 @@
 """A ClientApp that replies with its message count and a sum that depends on rounding."""
 
+import hashlib
 import os
 import signal
 import sys
 import time
 
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 app = ClientApp()
@@ -28,6 +29,14 @@ def count(message: Message, context: Context) -> Message:
 @app.train("fail")
 def fail(message: Message, context: Context) -> Message:
     raise ZeroDivisionError("on purpose")
+
+
+@app.train("hide")
+def hide(message: Message, context: Context) -> Message:
+    """Reply with a secret, which the node must not write to its disk."""
+    secret = hashlib.sha256(message.content["arrays"]["x"].data).digest()
+    context.state["edgewire-volatile"] = ConfigRecord({"unstored": True, "secret": secret})
+    return Message(RecordDict({"told": ConfigRecord({"secret": secret})}), reply_to=message)
 
 
 @app.train("exit")
