@@ -53,7 +53,10 @@ def discreet(message: Message, context: Context, call_next: ClientAppCallable) -
 
 app = ClientApp(mods=[discreet])
 # What a node's owner may demand of runs in --node-config, as patterns.
-FLOOR = {"secure": ("0|1|false|true", "0 or 1"), "secure-least": ("[0-9]{1,9}", "a count of nodes")}
+FLOOR = {
+    "secure": ("0|1|false|true|sum", "0, 1 or sum"),
+    "secure-least": ("[0-9]{1,9}", "a count of nodes"),
+}
 
 
 def _read(message: Message) -> tuple[Vector, TrainConfig, Arrays]:
@@ -78,8 +81,11 @@ def _known(context: Context) -> tuple[Config, Node]:
     for name, (form, says) in FLOOR.items():
         if not re.fullmatch(form, given[name]):
             raise ConfigError(f"--node-config {name}={given[name]}: this node needs {says}")
-    if given["secure"] in ("1", "true") and (secure.mode == "none" or not secure.masks):
-        raise ConfigError("this node's owner allows secure=sum and secure=bare alone")
+    if given["secure"] not in ("0", "false"):
+        if secure.mode == "none" or not secure.masks:
+            raise ConfigError("this node's owner allows secure=sum and secure=bare alone")
+        if given["secure"] == "sum" != secure.mode:
+            raise ConfigError("this node's owner allows secure=sum alone")
     return config, node
 
 
@@ -121,6 +127,7 @@ def step(message: Message, context: Context) -> Message:
 def segment(message: Message, context: Context) -> Message:
     """Train this node's segment of a model that is cut into segments (`edgewire.pipeline.node`)."""
     config, node = _known(context)
+    _expect_shown(config, "what layers make of samples")
     return segments_for(config, node.folder).answer(message, context)
 
 

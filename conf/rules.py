@@ -307,6 +307,7 @@ def _secure(c: Choice, s: Any) -> Rows:
         or not isinstance(codec.quantizer, SummableQuantizer)
         or codec.sparsifier.selects,
         "compression.coder=raw": codec is not None and codec.coder.name != "raw",
+        "compression.exact_steps=0": codec is not None and codec.exact_steps > 0,
         "compression.exact=null": codec is not None and bool(codec.exact_names),
         "strategy.mean=mean": how.mean != "mean",
         "strategy.weighted_by_key=null": how.weighted_by_key is not None,

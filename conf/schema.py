@@ -115,7 +115,7 @@ class Secure:
     """
 
     mode: str = bounded("none", one_of=("none", "bare", "sum"))
-    least: int = bounded(3, at_least=3)
+    least: int = bounded(5, at_least=3)
     masks: bool = True
 
 

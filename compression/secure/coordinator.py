@@ -55,37 +55,32 @@ class Coordinator:
         self._places = {peer.node: place for place, peer in enumerate(roster.peers)}
         self._sum = np.zeros(self._packing.size, WORD)
         # By place: the answers, and the nodes that go on, None until the step before is over.
+        self._every = range(len(roster))
         self._sealed: dict[int, bytes] = {}
-        self._present: Collection[int] | None = None if terms.threshold else range(len(roster))
         self._masked: set[int] = set()
         self._alive: list[int] | None = None
         self._unmasked: dict[int, bytes] = {}
         self.wrong: list[int] = []
 
     def take_shares(self, node: int, sealed: bytes) -> None:
-        """Take a node's sealed shares, 50 bytes for each other node."""
-        open_now = range(len(self._roster)) if self._present is None else None
-        place = self._expected(node, open_now, self._sealed)
+        """Take a node's sealed shares, 58 bytes for each other node."""
+        place = self._expected(node, self._every, self._sealed)
         expect_bytes(f"shares of node {node}", sealed, SEALED * (len(self._roster) - 1))
         self._sealed[place] = sealed
 
     def sealed_for(self, node: int) -> bytes:
-        """Return the bitmap of the nodes that shared, and their sealed shares for ``node``.
+        """Return the other nodes' sealed shares for ``node``.
 
-        After the first call no shares are taken. Raises `SecureError` if too few have shared.
+        Raises `SecureError` if not all have shared: the round begins again without the missing.
         """
-        if self._present is None:
-            self._present = self._enough(self._sealed, "shared their keys")
-        own = self._expected(node, self._present, ())
-        parts = [to_bitmap(self._present, len(self._roster))]
-        for place in (i for i in self._present if i != own):
-            start = (own - (own > place)) * SEALED
-            parts.append(self._sealed[place][start : start + SEALED])
-        return b"".join(parts)
+        own = self._expected(node, self._every, ())
+        self._enough(self._sealed, "shared their keys", len(self._roster))
+        starts = {i: (own - (own > i)) * SEALED for i in self._every if i != own}
+        return b"".join(self._sealed[i][at : at + SEALED] for i, at in starts.items())
 
     def take_masked(self, node: int, masked: bytes) -> None:
         """Add a node's masked update to the sum."""
-        place = self._expected(node, self._present if self._alive is None else None, self._masked)
+        place = self._expected(node, self._every if self._alive is None else None, self._masked)
         self._sum += self._packing.from_bytes(masked)
         self._masked.add(place)
 
@@ -114,7 +109,7 @@ class Coordinator:
         alive, words, peers = self._alive or [], self._sum.copy(), self._roster.peers
         if self._terms.threshold:
             answered = self._enough(self._unmasked, "answered to the end")
-            for place in (i for i in self._present or () if i not in alive):
+            for place in (i for i in self._every if i not in alive):
                 seed, answered = self._mask_seed(place, answered)
                 secrets = self._masks.secrets(seed, [peers[i].mask_key for i in alive])
                 pairs = dict(zip(alive, secrets, strict=True))
@@ -154,9 +149,12 @@ class Coordinator:
             raise SecureError(f"node {node} is not in this step of the round, or answered before")
         return place
 
-    def _enough(self, there: Collection[int], what: str) -> list[int]:
-        """Return the places in order; raises `SecureError` if fewer than the threshold are left."""
-        due = self._terms.threshold or len(self._roster)
+    def _enough(self, there: Collection[int], what: str, due: int = 0) -> list[int]:
+        """Return the places in order; raises `SecureError` for fewer than ``due``.
+
+        0: the threshold, and in mode `bare` all.
+        """
+        due = due or self._terms.threshold or len(self._roster)
         if len(there) < due:
             missing = [str(p.node) for i, p in enumerate(self._roster.peers) if i not in there]
             raise SecureError(

@@ -23,8 +23,9 @@ from . import shamir
 from .packing import WORD, Words
 from .terms import KEY, SecureError
 
-SHARES = 2 * shamir.SHARE  # bytes: a share of the self mask's seed, and of the mask key's seed
-SEALED = 16 + SHARES
+# Bytes: a share of the self mask's seed, one of the mask key's seed, and a note to the receiver.
+SHARES, NOTE = 2 * shamir.SHARE, 8
+SEALED = 16 + SHARES + NOTE
 SELF, PAIR, BARE, SEAL, PRIVATE = b"self mask", b"pair mask", b"bare mask", b"seal", b"private key"
 
 
@@ -51,14 +52,19 @@ class Masks:
         return [_kept(seed, key) for key in keys] if keep else _exchanged(seed, keys)
 
     def seal(self, secret: bytes, bound: bytes, way: tuple[int, int], shares: bytes) -> bytes:
-        """Encrypt two shares, 34 bytes, to 50; ``way``: the places of sender and receiver."""
+        """Encrypt two shares and a note, 42 bytes, to 58.
+
+        ``way``: the places of sender and receiver.
+        """
+        if not self.on:
+            return shares + bytes(SEALED - len(shares))
         # AES-SIV needs no nonce: a node that lost its state may seal again under the same key.
-        return _cipher(secret, bound, way).encrypt(shares, None) if self.on else bytes(SEALED)
+        return _cipher(secret, bound, way).encrypt(shares, None)
 
     def open(self, secret: bytes, bound: bytes, way: tuple[int, int], sealed: bytes) -> bytes:
-        """Decrypt two shares; raises `SecureError` if they were sealed under another binding."""
+        """Decrypt what `seal` encrypted; raises `SecureError` for shares of another binding."""
         if not self.on:
-            return bytes(SHARES)
+            return sealed[: SHARES + NOTE]
         try:
             return _cipher(secret, bound, way).decrypt(sealed, None)
         except InvalidTag:
@@ -87,7 +93,9 @@ class Masks:
         subtracts it. A self mask is the one with itself.
         """
         for place, secret in secrets.items() if self.on else ():
-            stream = Cipher(ChaCha20(_derive(secret, use, bound), bytes(16)), None).encryptor()
+            # The places make masks differ of nodes whose keys are two encodings of one point.
+            key = _derive(secret, use + _places(min(own, place), max(own, place)), bound)
+            stream = Cipher(ChaCha20(key, bytes(16)), None).encryptor()
             change = np.add if (own <= place) == (sign > 0) else np.subtract
             change(words, np.frombuffer(stream.update(bytes(words.nbytes)), WORD), out=words)
 
@@ -97,7 +105,11 @@ def _derive(secret: bytes, use: bytes, bound: bytes) -> bytes:
 
 
 def _cipher(secret: bytes, bound: bytes, way: tuple[int, int]) -> AESSIV:
-    return AESSIV(_derive(secret, SEAL + b"".join(i.to_bytes(2, "little") for i in way), bound))
+    return AESSIV(_derive(secret, SEAL + _places(*way), bound))
+
+
+def _places(*places: int) -> bytes:
+    return b"".join(place.to_bytes(2, "little") for place in places)
 
 
 def _private(seed: bytes) -> X25519PrivateKey:

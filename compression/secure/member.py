@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from .masks import BARE, PAIR, SEALED, SELF, SHARES, Masks
+from .masks import BARE, NOTE, PAIR, SEALED, SELF, SHARES, Masks
 from .packing import Packing
 from .shamir import SECRET, SHARE
 from .terms import (
@@ -24,7 +24,7 @@ from .terms import (
     threshold_of,
 )
 
-KEYED, SHARED, MASKED = 1, 2, 3  # the stages: what the node has sent in this round
+KEYED, SHARED, OPENED, MASKED = 1, 2, 3, 4  # the stages: what the node has done in this round
 
 
 class Member:
@@ -35,7 +35,8 @@ class Member:
     simulates without cryptography, and protects nothing. ``config``: a hash of what must be the
     same at all nodes and need not be known to the server, such as the run's configuration.
 
-    Mode `sum`: `run_key` once, then in each round `mask_key`, `share`, `masked`, `unmask`. Mode
+    Mode `sum`: `run_key` once, then in each round `mask_key`, `share`, `opened`, `masked`,
+    `unmask`. Mode
     `bare`: `run_key` once, then `masked_bare` in each round. Methods raise `SecureError` for a
     message that they refuse, and PayloadError for values that do not fit. The state is then as it
     was.
@@ -49,11 +50,12 @@ class Member:
     def run_key(self, run: bytes) -> bytes:
         """Return this node's public key, 32 bytes, for the server's session of nonce ``run``.
 
-        A new session gets a new key and ends the one before.
+        A new session gets a new key and ends the one before. Its rounds must be later ones, too:
+        two sums of one round, with and without this node, would tell its update.
         """
         expect_bytes("the run's nonce", run, RUN)
         if self._state.get("run") != run:
-            self._set(run=run, run_seed=urandom(32), last=-1)
+            self._set(run=run, run_seed=urandom(32), last=self._state.get("last", -1))
         return self._masks.public_key(self._state["run_seed"])
 
     def mask_key(self) -> bytes:
@@ -62,10 +64,13 @@ class Member:
         self._set(stage=KEYED, mask_seed=urandom(SECRET))
         return self._masks.public_key(self._state["mask_seed"])
 
-    def share(self, terms: Terms, roster: Roster, least: int = 2) -> bytes:
-        """Return sealed shares for the other nodes, 50 bytes each, in the roster's order.
+    def share(
+        self, terms: Terms, roster: Roster, least: int = 2, note: bytes = bytes(NOTE)
+    ) -> bytes:
+        """Return sealed shares for the other nodes, 58 bytes each, in the roster's order.
 
-        ``least``: of how many nodes the owner of this one allows a sum.
+        ``least``: of how many nodes the owner of this one allows a sum. ``note``: 8 bytes to the
+        other nodes, which the server cannot read.
         """
         self._expect(KEYED)
         seed, self_seed = self._state["mask_seed"], urandom(SECRET)
@@ -73,63 +78,69 @@ class Member:
         shares = self._masks.split([self_seed, seed], terms.threshold, len(roster))
         secrets = self._run_secrets(roster, own)
         key = self._with_config(bound)
-        sealed = [self._masks.seal(secrets[i], key, (own, i), shares[i]) for i in secrets]
+        sealed = [self._masks.seal(secrets[i], key, (own, i), shares[i] + note) for i in secrets]
         self._set(
             stage=SHARED, mask_seed=seed, self_seed=self_seed, shares=shares[own], own=own,
             roster=roster.to_bytes(), binding=bound, least=least,
         )  # fmt: skip
         return b"".join(sealed)
 
-    def masked(self, sealed: bytes, terms: Terms, values: Sequence[NDArray[Any]]) -> bytes:
-        """Return this node's masked update.
+    def opened(self, sealed: bytes) -> list[bytes]:
+        """Take the other nodes' shares, 58 bytes each, in the roster's order; return their notes.
 
-        ``sealed``: the bitmap of the nodes that shared, and their 50 bytes for this node.
-        ``terms``: as this node sees them now, with the hash of the model that it got. ``values``:
-        integers (count,) for each section.
+        All nodes of the roster must have shared. If nodes could be told of different ones, the
+        lists of the dropped that `unmask` allows would be enough to open one update.
         """
         self._expect(SHARED)
         state, roster = self._state, Roster.from_bytes(self._state["roster"])
-        own, bound, nodes = state["own"], state["binding"], len(roster)
+        own, secrets = state["own"], self._run_secrets(roster, state["own"])
+        expect_bytes("the sealed shares", sealed, SEALED * len(secrets))
+        shares, notes = [state["shares"]] * len(roster), list[bytes]()
+        key = self._with_config(state["binding"])
+        for i, at in zip(secrets, range(0, len(sealed), SEALED), strict=True):
+            plain = self._masks.open(secrets[i], key, (i, own), sealed[at : at + SEALED])
+            shares[i] = plain[:SHARES]
+            notes.append(plain[SHARES:])
+        self._set(**self._round("mask_seed", "self_seed", "own", "roster", "binding", "least"),
+                  stage=OPENED, shares=b"".join(shares))  # fmt: skip
+        return notes
+
+    def masked(self, terms: Terms, values: Sequence[NDArray[Any]]) -> bytes:
+        """Return this node's masked update.
+
+        ``terms``: as this node sees them now, with the hash of the model that it got. ``values``:
+        integers (count,) for each section.
+        """
+        self._expect(OPENED)
+        state, roster = self._state, Roster.from_bytes(self._state["roster"])
+        own, bound = state["own"], state["binding"]
         if binding(terms, roster) != bound:
             raise SecureError("the model or the terms differ from those that this node agreed to")
-        size = (nodes + 7) // 8
-        present = self._allowed(sealed[:size], range(nodes), nodes)
-        expect_bytes("the sealed shares", sealed[size:], SEALED * (len(present) - 1))
-        others, secrets = [i for i in present if i != own], self._run_secrets(roster, own)
-        shares, key = [bytes(SHARES)] * nodes, self._with_config(bound)
-        shares[own] = state["shares"]
-        for i, at in zip(others, range(size, len(sealed), SEALED), strict=True):
-            shares[i] = self._masks.open(secrets[i], key, (i, own), sealed[at : at + SEALED])
-        packing = Packing(terms.sections, nodes)
+        packing = Packing(terms.sections, len(roster))
         words = packing.words(values)
-        pairs = self._masks.secrets(state["mask_seed"], [roster.peers[i].mask_key for i in others])
+        keys = {i: peer.mask_key for i, peer in enumerate(roster.peers) if i != own}
+        pairs = self._masks.secrets(state["mask_seed"], [*keys.values()])
         self._masks.add(words, own, {own: state["self_seed"]}, SELF, bound)
-        self._masks.add(words, own, dict(zip(others, pairs, strict=True)), PAIR, bound)
-        self._set(
-            stage=MASKED, last=terms.round, own=own, nodes=nodes, least=state["least"],
-            present=sealed[:size], shares=b"".join(shares),
-        )  # fmt: skip
+        self._masks.add(words, own, dict(zip(keys, pairs, strict=True)), PAIR, bound)
+        kept = self._round("own", "least", "shares")
+        self._set(**kept, stage=MASKED, last=terms.round, nodes=len(roster))
         return packing.to_bytes(words)
 
     def unmask(self, alive: bytes, number: int) -> bytes:
         """End the round: return 17 bytes for each node of the roster; delete the round's secrets.
 
         ``alive``: the bitmap of the nodes in the sum. ``number``: the round's. The bytes are a
-        share of the self mask's seed for these, of the mask key's seed for those that shared and
-        dropped, and else zeros.
+        share of the self mask's seed for these, and of the mask key's seed for the others.
         """
         self._expect(MASKED)
         state, nodes = self._state, self._state["nodes"]
         if number != state["last"]:
             raise SecureError(f"round {number} is not the one that this node sent an update in")
-        present = from_bitmap(state["present"], nodes)
-        alive_now = self._allowed(alive, present, nodes)
-        shares = [bytes(SHARE)] * nodes
-        for i in present:
-            start = i * SHARES + (0 if i in alive_now else SHARE)
-            shares[i] = state["shares"][start : start + SHARE]
+        alive_now = set(self._allowed(alive, nodes))
+        starts = [i * SHARES + (0 if i in alive_now else SHARE) for i in range(nodes)]
+        answer = b"".join(state["shares"][start : start + SHARE] for start in starts)
         self._set()
-        return b"".join(shares)
+        return answer
 
     def masked_bare(
         self, terms: Terms, roster: Roster, values: Sequence[NDArray[Any]], least: int = 2
@@ -158,11 +169,11 @@ class Member:
             raise SecureError("this node's key is missing or changed in the roster")
         return places[0], binding(terms, roster)
 
-    def _allowed(self, bitmap: bytes, among: Sequence[int], nodes: int) -> list[int]:
+    def _allowed(self, bitmap: bytes, nodes: int) -> list[int]:
         """Return the places in a bitmap, or refuse a sum of these nodes."""
         found, due = from_bitmap(bitmap, nodes), max(threshold_of(nodes), self._state["least"])
-        if self._state["own"] not in found or not set(found) <= set(among):
-            raise SecureError("the nodes to sum lack this node, or hold one that has not shared")
+        if self._state["own"] not in found:
+            raise SecureError("the nodes to sum lack this node")
         if len(found) < due:
             raise SecureError(f"{len(found)} of {nodes} nodes are left, and {due} are needed")
         return found
@@ -184,10 +195,12 @@ class Member:
         if stage is not None and self._state.get("stage") != stage:
             raise SecureError("this message is late, early or repeated in the round")
 
+    def _round(self, *names: str) -> dict[str, Any]:
+        """Return these parts of the round's state."""
+        return {name: self._state[name] for name in names}
+
     def _set(self, **state: Any) -> None:
         """Replace the state, except for the run's part of it."""
-        run = {
-            name: self._state[name] for name in ("run", "run_seed", "last") if name in self._state
-        }
+        run = self._round(*(n for n in ("run", "run_seed", "last") if n in self._state))
         self._state.clear()
         self._state.update(run | state)

@@ -59,7 +59,7 @@ class Packing:
             if not integers or max(-int(each.min(initial=0)), int(each.max(initial=0))) > most:
                 raise PayloadError(f"a value to sum is no integer from -{most} to {most}")
             digits = np.zeros(section.digits * section.words, np.int64)
-            np.add(each, most, out=digits[: section.length], casting="unsafe")
+            np.add(each.astype(np.int64), most, out=digits[: section.length])
             for row in digits.view(np.uint64).reshape(section.digits, -1):
                 packed *= np.uint64(section.base)
                 packed += row

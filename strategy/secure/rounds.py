@@ -110,23 +110,28 @@ class SecureRounds(Rounds):
     ) -> tuple[list[int], list[NDArray[np.int64]]]:
         """Return the nodes in the sum, and the sums of the sections; PayloadError without a sum."""
         common = self._state.common or None
-        roster = self._roster(number, asked, timeout)
         header = DownlinkHeader(number, common=common)
         orders, natives = TrainConfig(lr, number), self.reported.natives
         said = self._of.hashes(header, orders, self.model, natives)
-        terms = self._of.terms(self._run, said, len(roster))
-        sum_of = Coordinator(terms, roster, self._options.masks)
-        there = {peer.node for peer in roster.peers}
-        nodes = [node for node in asked if self._places.get(node) in there]
-        bitmap = to_bitmap(there, len(self._keys))
-        offers = {node: {**self._unknown_keys(node), "roster": bitmap} for node in nodes}
-        if self._of.sums:
+        while True:  # until all nodes of the roster share
+            roster = self._roster(number, asked, timeout)
+            terms = self._of.terms(self._run, said, len(roster))
+            sum_of = Coordinator(terms, roster, self._options.masks)
+            there = {peer.node for peer in roster.peers}
+            nodes = [node for node in asked if self._places.get(node) in there]
+            bitmap = to_bitmap(there, len(self._keys))
+            offers = {node: {**self._unknown_keys(node), "roster": bitmap} for node in nodes}
+            if not self._of.sums:
+                break
             masks = b"".join(peer.mask_key for peer in roster.peers)
             more = {"terms": said.to_bytes(), "masks": masks}
             offers = {node: {**each, **more} for node, each in offers.items()}
-            shared = self._ask(number, SHARES, offers, "sealed", timeout, sum_of.take_shares)
-            self._told |= dict.fromkeys(shared, len(self._keys))
-            offers = {n: {"sealed": sum_of.sealed_for(self._places[n])} for n in shared}
+            asked = self._ask(number, SHARES, offers, "sealed", timeout, sum_of.take_shares)
+            self._told |= dict.fromkeys(asked, len(self._keys))
+            if len(asked) == len(nodes):
+                break
+        if self._of.sums:
+            offers = {node: {"sealed": sum_of.sealed_for(self._places[node])} for node in nodes}
         used = self._train(number, offers, lr, common, timeout, sum_of)
         if self._of.sums:
             ending = {"alive": sum_of.alive(), "round": number.to_bytes(8, "little")}

@@ -15,9 +15,10 @@ from ...decoder import quantized
 from ...layout import Layout
 from ...secure import Member, Roster, SecureError
 from ...secure.certificates import CA, Credentials, expect_holders
-from ...secure.terms import KEY
+from ...secure.masks import NOTE
+from ...secure.terms import KEY, threshold_of
 from ..compact_records import compact, restored
-from ..headers import HEADER, LOSS, STEPS, DownlinkHeader, TrainConfig, read, trains
+from ..headers import HEADER, LOSS, STEPS, DownlinkHeader, TrainConfig, read, trains, written
 from ..native_tensors import natives_of
 from ..records import (
     UNSTORED,
@@ -48,10 +49,20 @@ from ..secure_messages import (
     secure_values,
 )
 from .mod import CompressionMod
-from .state import forget_update
+from .state import forget_residual, sequence_of
 
 KNOWN = "edgewire-secure"  # the record in a node's state with what is not secret
 RECORDS = (KNOWN, VOLATILE)  # the app does not see them
+# Values of KNOWN: a hash of the rounds of which this node keeps a residual, and 1 if it has given
+# the shares for the sum of its last update.
+NOTE_OF, GIVEN = "residual", "given"
+NO_NOTE = bytes(NOTE)
+# What a header may hold: everything else would let the server treat an update differently.
+FIELDS = {
+    *("number", "applied", "undecided", "workers", "version", "base", "rates", "checksum"),
+    *("initial", "common"),
+}
+STEP = "train.step"  # the only type of messages for training
 log = getLogger("edgewire")
 
 
@@ -67,9 +78,10 @@ class SecureMod:
     keys. Raises `SecureError` otherwise, and for an update that has more than such a sum can hold,
     such as changed native tensors.
 
-    In mode `sum` a server must not get one update in two sums, of which it could take the
-    difference. So a node that has given the shares for a sum never adds its update back to the
-    residual, and a node that was left out of a round deletes its residual.
+    In mode `sum` a server must not get one update in two sums, and nothing of a node alone. So a
+    node that has given the shares for a sum never adds its update back to the residual, whatever
+    the server says. Nodes tell each other, in the sealed shares, of which rounds they have a
+    residual. A node deletes its own if a sum could hold fewer than `least` of the same rounds.
 
     `of`: what is summed. `layout`: of the vector. `least`: the fewest nodes of a sum; a node's
     owner may ask for more by
@@ -101,7 +113,7 @@ class SecureMod:
         if kind.endswith(KEYS):
             run, certify = secure_values(content, "run", certify=b"")
             if known.get("run") != run:
-                known = {"run": run, **({"last": known["last"]} if "last" in known else {})}
+                known = {"run": run, **{n: known[n] for n in (NOTE_OF, GIVEN) if n in known}}
             is_new = values_of(values_of(context.state)[VOLATILE]).get("run") != run
             run_key = member.run_key(run)
             said = {"keys": run_key + (member.mask_key() if self._of.sums else b"")}
@@ -113,15 +125,14 @@ class SecureMod:
             known = {**_extended(known, keys, proofs, context), "terms": terms}
             roster = _roster(known, context, bitmap, masks)
             agreed = self._of.terms(known["run"], RoundHashes.from_bytes(terms), len(roster))
-            said = {"sealed": member.share(agreed, roster, self._floor(context))}
-            known["nodes"] = len(roster)
+            floor, note = self._floor(context), _note(known)
+            said = {"sealed": member.share(agreed, roster, floor, note)}
+            known |= {"nodes": len(roster), "note": note}
         else:
             alive, number = secure_values(content, "alive", "round")
             said = {"shares": member.unmask(alive, int.from_bytes(number, "little"))}
             values_of(values_of(context.state)[VOLATILE])[UNSTORED] = True
-            if RoundHashes.from_bytes(known["terms"]).entries:
-                # A server could subtract two sums in which the same updates are.
-                forget_update(context.state)
+            known[GIVEN] = int(RoundHashes.from_bytes(known["terms"]).entries > 0)
         values_of(context.state)[KNOWN] = filled(ConfigRecord, known)
         return reply_to(message, filled(RecordDict, {SECURE: secure_record(**said)}))
 
@@ -130,21 +141,31 @@ class SecureMod:
         if not trains(message):
             return self._mod(message, context, call_next)
         came, state = content_of(message), context.state
+        asked = restored(came)
+        _expect_usual(message, asked)
+        header, compacted = read(asked, DownlinkHeader), asked is not came
         member, known = self._load(context)
         if self._of.sums:
             (sealed,) = secure_values(came, "sealed")
             nodes = known.get("nodes", 0)
+            notes = member.opened(sealed)
+            most_dropped = nodes - max(threshold_of(nodes), self._floor(context))
+            alike = 1 + notes.count(known["note"])
+            if alike < self._floor(context) + most_dropped or known["note"] == NO_NOTE:
+                # A sum could hold the residuals of fewer nodes than the owner allows in a sum.
+                forget_residual(state)
+                known["note"] = NO_NOTE
+            # A reply is added back unless its sum was to be known; what the server says may differ
+            # between nodes.
+            sequence = sequence_of(state)
+            applied = sequence if known.get(GIVEN) else max(sequence - 1, 0)
+            header = header._replace(applied=applied or None, undecided=None)
+            asked = filled(RecordDict, {**values_of(asked), HEADER: written(header)})
         else:
             keys, bitmap, proofs = secure_values(came, "keys", "roster", certificates=[])
             known = _extended(known, keys, proofs, context)
             roster = _roster(known, context, bitmap)
             nodes = len(roster)
-        header = read(restored(came), DownlinkHeader)
-        if self._of.sums and known.get("last") not in (None, (header.number or 0) - 1):
-            # A server could let the others send what they have kept while this node is not asked,
-            # so that later a sum would hold what this node has kept alone.
-            forget_update(state, whole=True)
-        values_of(state)[KNOWN] = filled(ConfigRecord, {**known, "last": header.number or 0})
         seen, metrics = list[RoundHashes](), dict[str, Any]()
 
         def checked(message: Message, context: Context) -> Message:
@@ -156,7 +177,7 @@ class SecureMod:
                 metrics.update(values_of(said))
             return reply
 
-        rest = {name: record for name, record in values_of(came).items() if name != SECURE}
+        rest = {name: record for name, record in values_of(asked).items() if name != SECURE}
         passed = with_content(message, filled(RecordDict, rest))
         ours = {name: values_of(state).pop(name) for name in RECORDS if name in values_of(state)}
         try:
@@ -169,20 +190,25 @@ class SecureMod:
         values = self._values(answered, metrics, scaled=seen[0].entries > 0)
         agreed = self._of.terms(known.get("run", b""), seen[0], nodes)
         if self._of.sums:
-            masked = member.masked(sealed, agreed, values)
+            masked = member.masked(agreed, values)
+            kept = known["note"] + bytes([known.get(GIVEN, 0)]) + seen[0].to_bytes()
+            known |= {NOTE_OF: sha256(kept).digest(), GIVEN: 0}
         else:
             masked = member.masked_bare(agreed, roster, values, self._floor(context))
+        values_of(state)[KNOWN] = filled(ConfigRecord, known)
         content = {"arrays": payload_record(masked), HEADER: values_of(answered)[HEADER]}
         if STEPS in metrics and (self._counted or self._simulated(context)):
             content["metrics"] = filled(MetricRecord, {STEPS: metrics[STEPS]})
         found = filled(RecordDict, content)
-        reply.content = found if answered is content_of(reply) else compact(found)
+        reply.content = compact(found) if compacted else found
         return reply
 
     def _seen(self, message: Message, header: DownlinkHeader) -> RoundHashes:
         """Return what the app gets, as the round's terms say it."""
         content = values_of(content_of(message))
         arrays, orders = content["arrays"], TrainConfig.of(values_of(content["config"]))
+        if orders.number != header.number or orders.config() != values_of(content["config"]):
+            raise SecureError("the message has other settings than a round of a secure sum")
         return self._of.hashes(header, orders, to_vector(arrays), natives_of(arrays))
 
     def _values(
@@ -254,6 +280,26 @@ def _roster(known: dict[str, Any], context: Context, *said: bytes) -> Roster:
         holders = _holders(known)
         expect_holders([holders[peer.node] for peer in roster.peers])
     return roster
+
+
+def _note(known: dict[str, Any]) -> bytes:
+    """Return what a node tells the others of its residual, 8 bytes."""
+    if NOTE_OF not in known:
+        return NO_NOTE
+    return sha256(known[NOTE_OF] + bytes([known.get(GIVEN, 0)])).digest()[:NOTE]
+
+
+def _expect_usual(message: Message, asked: RecordDict) -> None:
+    """Raise `SecureError` for a message that would make another update of a node than of others."""
+    said = values_of(asked)
+    header = said.get(HEADER)
+    fields = {*values_of(header)} if isinstance(header, ConfigRecord) else set()
+    if (
+        metadata_of(message)["_message_type"] != STEP
+        or {*said} - {"arrays", "config", HEADER, SECURE}
+        or fields - FIELDS
+    ):
+        raise SecureError("the message is not one of a secure sum")
 
 
 def _config_hash(context: Context) -> bytes:

@@ -62,16 +62,15 @@ def store_arrays(state: RecordDict, record: str, arrays: Mapping[str, NDArray[An
     values[record] = filled(ArrayRecord, flat)
 
 
-def forget_update(state: RecordDict, *, whole: bool = False) -> None:
-    """Delete the last reply from a node's state, so that it is never added back to the residual.
+def sequence_of(state: RecordDict) -> int:
+    """Return the sequence number of a node's last reply; 0 if there is none."""
+    numbers = values_of(state).get(NUMBERS)
+    return 0 if numbers is None else int(values_of(numbers).get("sequence", 0))
 
-    `whole`: True to delete the residual too.
-    """
-    values = values_of(state)
-    if whole:
-        values.pop(MEMORY, None)
-    elif MEMORY in values:
-        values_of(values[MEMORY]).pop(_LAST, None)
+
+def forget_residual(state: RecordDict) -> None:
+    """Delete a node's residual, and its last reply, which could be added back to it."""
+    values_of(state).pop(MEMORY, None)
 
 
 def take_up(state: RecordDict, record: str, applied: int | None) -> None:

@@ -42,16 +42,16 @@ class Group:
         for node in self.ids:
             self.seen["run key"][node] = self.members[node].run_key(self.run)
 
-    def terms(self, number: int = 1, bare: bool = False, **changes) -> Terms:
-        threshold = 0 if bare else threshold_of(self.nodes)
+    def terms(self, number: int = 1, bare: bool = False, nodes: int = 0, **changes) -> Terms:
+        threshold = 0 if bare else threshold_of(nodes or self.nodes)
         given = {"clip": 1.0, "model": bytes(32), "support": bytes(32), "run": self.run}
         given |= {"round": number, "threshold": threshold, "sections": self.sections}
         return Terms(**given | changes)
 
-    def roster(self, bare: bool = False) -> Roster:
+    def roster(self, bare: bool = False, without=()) -> Roster:
         """Begin a round; in mode `sum` each node makes a mask key."""
-        keys = {node: (key,) for node, key in self.seen["run key"].items()}
-        for node in () if bare else self.ids:
+        keys = {n: (key,) for n, key in self.seen["run key"].items() if n not in without}
+        for node in () if bare else keys:
             self.seen["mask key"][node] = self.members[node].mask_key()
             keys[node] += (self.seen["mask key"][node],)
         roster, refused = roster_of(keys, self.masks)
@@ -63,8 +63,9 @@ class Group:
         return [draw.integers(-most, most + 1, count) for count, most in self.sections]
 
     def shared(self, number: int = 1, drops=None) -> tuple[Terms, Roster, Coordinator]:
-        """Begin a round and let the nodes share their keys."""
-        terms, roster = self.terms(number), self.roster()
+        """Begin a round and let the nodes share their keys; it has no nodes that drop before."""
+        gone = [node for node in self.ids if (drops or {}).get(node, NEVER) == SHARES]
+        terms, roster = self.terms(number, nodes=self.nodes - len(gone)), self.roster(without=gone)
         server = Coordinator(terms, roster, self.masks)
         for node in self.ids:
             if (drops or {}).get(node, NEVER) > SHARES:
@@ -81,7 +82,8 @@ class Group:
                 self.seen["sealed"][node] = server.sealed_for(node)
                 if (drops or {}).get(node, NEVER) > UPDATE:
                     sealed = self.seen["sealed"][node]
-                    update = self.members[node].masked(sealed, terms, self.values(node))
+                    self.members[node].opened(sealed)
+                    update = self.members[node].masked(terms, self.values(node))
                     self.seen["masked"][node] = update
                     server.take_masked(node, update)
                     self.held[node] = dict(self.states[node])
