@@ -110,9 +110,10 @@ def expired(keys, folder, days=-1):
 
 REFUSED = {
     "has no certificate": lambda keys, folder: b"",
+    "a node has no certificate": lambda keys, folder: bytes(5000),
     "cannot be read": lambda keys, folder: b"\xff\xff1",
-    "'CN=garden' is not valid for this node's CA: validation failed: candidates": of_another_ca,
-    "'CN=here' is not valid for this node's CA: validation failed: required EKU": of_the_server,
+    "'CN=garden' is not valid for this node's CA: 'validation failed: candidates": of_another_ca,
+    "'CN=here' is not valid for this node's CA: 'validation failed: required EKU": of_the_server,
     "'CN=garden' is revoked": revoked,
     "'CN=garden' is not valid for this node's CA": of_a_ca_that_ended,
     "validation failed: cert is not valid at validation time": expired,
@@ -148,7 +149,9 @@ def test_a_damaged_proof_is_never_accepted(keys, proof, data):
     damaged = proof[:at]  # which breaks off, or has another byte
     if change:
         damaged += bytes([proof[at] ^ change]) + proof[at + 1 :]
-    assert node(keys).holder(damaged, RUN, KEY).startswith(" ")
+    holder = node(keys).holder(damaged, RUN, KEY)
+    assert holder.startswith(" ")
+    assert holder.isprintable()
 
 
 def test_two_cas_are_accepted_while_one_follows_the_other(copied):
