@@ -60,12 +60,20 @@ def test_a_node_with_two_certificates_is_one_node(copied):
     made.certify_node(copied, "garden")
     assert file.read_bytes() != first
     again = node(copied, "garden")
+    for file in node_files(copied, "garden"):
+        file.rename(file.with_name(f"old-{file.name}"))
+    made.make_node(copied, "garden")  # the key of a device that replaces the old one
+    replaced = node(copied, "garden")
+    for file in node_files(copied, "garden"):
+        file.with_name(f"old-{file.name}").rename(file)
     shutil.move(node_files(copied, "garden")[1], node_files(copied, "shed")[1])
     made.certify_node(copied, "shed")  # the key of garden, by another name
     shed = Credentials(
         copied / "ca.crt", certificate_file(copied, "shed"), node_files(copied, "garden")[0]
     )
-    holders = [again.holder(each.proof(RUN, KEY), RUN, KEY) for each in (before, again, shed)]
+    holders = [
+        again.holder(each.proof(RUN, KEY), RUN, KEY) for each in (before, again, shed, replaced)
+    ]
     assert "" not in [each.partition(" ")[0] for each in holders]
     for other in holders[1:]:
         with pytest.raises(SecureError, match="two keys of the roster"):
