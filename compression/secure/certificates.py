@@ -57,10 +57,8 @@ class Credentials:
             raise SecureError("secure-key of this node is no elliptic-curve key")
         if private.public_key() != shown.public_key():
             raise SecureError("secure-certificate of this node is of another key than secure-key")
-        # A list of a CA that has ended does not matter any more.
-        keys: list[Any] = [ca.public_key() for ca in self._cas]
-        known = listed is not None and any(map(listed.is_signature_valid, keys))
-        self._revoked = {each.serial_number for each in listed or ()} if known else set()
+        # Its signature does not matter: a forged list could only refuse more.
+        self._revoked = {each.serial_number for each in listed or ()}
         self._key, self._shown = private, shown.public_bytes(Encoding.DER)
 
     @classmethod
@@ -82,14 +80,14 @@ class Credentials:
     def holder(self, proof: bytes, run: bytes, run_key: bytes) -> str:
         """Return whose a run key is: a part of the lasting key, a space, the certificate's subject.
 
-        For a proof that does not hold it is a space and the reason.
+        For a proof that does not hold it is a space and the reason. Both are one printable line.
         """
-        if not proof:
+        if not 0 < len(proof) <= LONGEST:
             return " a node has no certificate: `keys node --renew NAME` makes one"
         end, name = SIZE + int.from_bytes(proof[:SIZE], "little"), ""
         try:
             shown = x509.load_der_x509_certificate(proof[SIZE:end])
-            key, name = shown.public_key(), f"{shown.subject.rfc4514_string()!a}"
+            key, name = shown.public_key(), ascii(shown.subject.rfc4514_string())[:100]
             # The server has a certificate of the same CA, but not for a client.
             PolicyBuilder().store(Store(self._cas)).build_client_verifier().verify(shown, [])
             if shown.serial_number in self._revoked:
@@ -99,7 +97,7 @@ class Credentials:
             key.verify(proof[end:], STATEMENT + run + run_key, ec.ECDSA(SHA384()))
         except VerificationError as error:
             reason = str(error).partition(" (")[0]
-            return f" the certificate of {name} is not valid for this node's CA: {reason}"
+            return f" the certificate of {name} is not valid for this node's CA: {reason!a}"
         except InvalidSignature:
             return f" {name} has not signed this key for this run"
         except Exception:  # hostile bytes may raise anything

@@ -155,18 +155,16 @@ def _next_ca(given: argparse.Namespace) -> list[str]:
 
 def _node(given: argparse.Namespace) -> list[str]:
     if given.renew:
-        _expect_ca(given, "certifies nodes")
+        if not (file := given.keys / f"{CA}.key").exists():
+            raise UsageError(
+                f"a certificate needs the CA's key, and there is no {file}: put it back"
+            )
         return [f"made {path}" for name in given.names for path in certify_node(given.keys, name)]
     for name in given.names:
         for file in node_files(given.keys, name):
             if file.exists():
                 raise UsageError(f"{file} is there already, and stays: move it away first")
     return [f"made {path}" for name in given.names for path in make_node(given.keys, name)]
-
-
-def _expect_ca(given: argparse.Namespace, what: str) -> None:
-    if not (file := given.keys / f"{CA}.key").exists():
-        raise UsageError(f"{what} needs the CA's key, and there is no {file}: put it back")
 
 
 def _register(given: argparse.Namespace) -> list[str]:

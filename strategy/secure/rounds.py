@@ -168,7 +168,7 @@ class SecureRounds(Rounds):
             for node in plain:
                 self._strategy.failures.leave_out(node, NO_CERTIFICATE, f"round {number}: ")
             known = [node for node in known if node not in plain]
-        elif self._grid.virtual_seconds is None and not self._warned:
+        elif plain and self._grid.virtual_seconds is None and not self._warned:
             self._warned = True
             log.warning("%d of %d nodes have no certificate: %s", len(plain), len(known), HONEST)
         given = {

@@ -21,7 +21,7 @@ RUN = ["algorithm=fedavg_secure", "rounds=3", "nodes=4", "local_steps=2", "datas
 RUN += ["eval_every=1", "network=ideal"]
 RECORDED = str(ROOT / "tests" / "deploy" / "recorded.py")
 NAMES = [f"node{number}" for number in range(4)]
-SHARED, MASKED = 2, 3  # the replies of a node in a round of four messages
+SHARED, MASKED, UNMASKED = 2, 3, 4  # the replies of a node in a round of four messages
 
 
 @pytest.fixture(scope="module")
@@ -151,12 +151,13 @@ def test_without_certificates_server_and_nodes_warn_once(ran):
     assert "4 of 4 nodes have no certificate: the secure sum hides single updates from" in said
 
 
-def test_a_node_killed_after_its_update_is_in_the_sum(ran, local):
-    (folder, said), simulated = ran({1: 4 + MASKED}), local()
+@pytest.mark.parametrize(("replies", "failures"), [(MASKED, 1), (UNMASKED, 0)])
+def test_a_node_killed_after_its_update_is_in_the_sum(replies, failures, ran, local):
+    (folder, said), simulated = ran({1: 4 + replies}), local()
     assert losses(folder) == losses(simulated)
     assert model_bytes(folder) == model_bytes(simulated)
     assert "has no sum" not in said
-    assert result_of(folder)["failures"] == 1
+    assert result_of(folder)["failures"] == failures
 
 
 def test_a_node_killed_after_its_shares_is_not(ran, local, monkeypatch):

@@ -117,8 +117,11 @@ class SecureMod:
             is_new = values_of(values_of(context.state)[VOLATILE]).get("run") != run
             run_key = member.run_key(run)
             said = {"keys": run_key + (member.mask_key() if self._of.sums else b"")}
-            if is_new or certify:
-                said |= self._certified(context, run, run_key)
+            own = Credentials.of(context.node_config) if is_new or certify else None
+            if own is not None:
+                said["certificate"] = own.proof(run, run_key)
+            elif is_new and not self._simulated(context):
+                log.warning("this node has no certificate: %s", HONEST)
         elif kind.endswith(SHARES):
             names = "terms", "keys", "roster", "masks"
             terms, keys, bitmap, masks, proofs = secure_values(content, *names, certificates=[])
@@ -222,14 +225,6 @@ class SecureMod:
         levels, sizes = self._of.quantizer.summed(streams, self._of.parts)
         rest = [sizes, loss_units(metrics.get(LOSS))]
         return [levels, *rest] if scaled else rest
-
-    def _certified(self, context: Context, run: bytes, run_key: bytes) -> dict[str, bytes]:
-        """Return the proof that a run key is this node's; without a certificate log it."""
-        if (own := Credentials.of(context.node_config)) is not None:
-            return {"certificate": own.proof(run, run_key)}
-        if not self._simulated(context):
-            log.warning("this node has no certificate: %s", HONEST)
-        return {}
 
     def _floor(self, context: Context) -> int:
         return max(self._least, int(context.node_config.get("secure-least", 0)))

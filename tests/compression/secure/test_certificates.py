@@ -60,12 +60,20 @@ def test_a_node_with_two_certificates_is_one_node(copied):
     made.certify_node(copied, "garden")
     assert file.read_bytes() != first
     again = node(copied, "garden")
+    for file in node_files(copied, "garden"):
+        file.rename(file.with_name(f"old-{file.name}"))
+    made.make_node(copied, "garden")  # the key of a device that replaces the old one
+    replaced = node(copied, "garden")
+    for file in node_files(copied, "garden"):
+        file.with_name(f"old-{file.name}").rename(file)
     shutil.move(node_files(copied, "garden")[1], node_files(copied, "shed")[1])
     made.certify_node(copied, "shed")  # the key of garden, by another name
     shed = Credentials(
         copied / "ca.crt", certificate_file(copied, "shed"), node_files(copied, "garden")[0]
     )
-    holders = [again.holder(each.proof(RUN, KEY), RUN, KEY) for each in (before, again, shed)]
+    holders = [
+        again.holder(each.proof(RUN, KEY), RUN, KEY) for each in (before, again, shed, replaced)
+    ]
     assert "" not in [each.partition(" ")[0] for each in holders]
     for other in holders[1:]:
         with pytest.raises(SecureError, match="two keys of the roster"):
@@ -110,9 +118,10 @@ def expired(keys, folder, days=-1):
 
 REFUSED = {
     "has no certificate": lambda keys, folder: b"",
+    "a node has no certificate": lambda keys, folder: bytes(5000),
     "cannot be read": lambda keys, folder: b"\xff\xff1",
-    "'CN=garden' is not valid for this node's CA: validation failed: candidates": of_another_ca,
-    "'CN=here' is not valid for this node's CA: validation failed: required EKU": of_the_server,
+    "'CN=garden' is not valid for this node's CA: 'validation failed: candidates": of_another_ca,
+    "'CN=here' is not valid for this node's CA: 'validation failed: required EKU": of_the_server,
     "'CN=garden' is revoked": revoked,
     "'CN=garden' is not valid for this node's CA": of_a_ca_that_ended,
     "validation failed: cert is not valid at validation time": expired,
@@ -148,7 +157,9 @@ def test_a_damaged_proof_is_never_accepted(keys, proof, data):
     damaged = proof[:at]  # which breaks off, or has another byte
     if change:
         damaged += bytes([proof[at] ^ change]) + proof[at + 1 :]
-    assert node(keys).holder(damaged, RUN, KEY).startswith(" ")
+    holder = node(keys).holder(damaged, RUN, KEY)
+    assert holder.startswith(" ")
+    assert holder.isprintable()
 
 
 def test_two_cas_are_accepted_while_one_follows_the_other(copied):

@@ -155,6 +155,22 @@ def test_no_node_answers_a_server_that_cheats(mode, cheat, certified, on_the_way
     assert len([line for line in lines if CHEATS[cheat] in line]) == 4, lines
 
 
+def test_a_certificate_that_is_too_long_is_not_passed_on(
+    certified, on_the_way, sums, tmp_path, caplog
+):
+    certified(1, 2, 3, 4)
+    seen = []
+
+    def look(way, kind, said):
+        if way == "up" and "certificate" in said and not seen:
+            seen.append(said.update(certificate=bytes(5000)))
+
+    on_the_way(look)
+    local_run(tmp_path, *RUN)
+    assert sums == [3, 4, 4]
+    assert "a certificate of 5000 bytes is too long" in caplog.text
+
+
 def test_a_node_without_a_certificate_does_not_end_the_sums_of_the_others(
     certified, sums, tmp_path, caplog
 ):
