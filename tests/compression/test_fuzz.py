@@ -207,7 +207,7 @@ def test_damaged_payloads(target, payloads, pytestconfig):
 def test_some_damage_was_another_valid_payload():
     if len(TALLY) == len(TARGETS):  # not if the run has a single target
         for accepted in zip(*TALLY.values(), strict=True):
-            assert sum(accepted) > len(TARGETS) / 4, "nothing gets past the header"
+            assert sum(accepted) > len(TARGETS) / 8, "nothing gets past the header"
 
 
 @pytest.mark.parametrize("noise", [0, 1e-3, 1], ids=["equal", "near", "far"])

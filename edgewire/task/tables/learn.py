@@ -111,7 +111,7 @@ class Problems(TaskError):
         more = len(problems) - MOST_SHOWN
         ends = [f"and {more:,} more"] * (more > 0) + [f"then add: {words}"] * bool(words)
         said = [f"{name}: {found} ({cure})" for name, found, cure in shown]
-        super().__init__(f"{head}: {'; '.join([*said, *ends])}")
+        super().__init__(" ".join(f"{head}: {'; '.join([*said, *ends])}".splitlines()))
         self.screen = "\n".join([head, *rows, *ends])
 
 
