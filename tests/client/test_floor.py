@@ -15,7 +15,8 @@ ACTIONS = [
     "train", "train.step", "train.segment", "evaluate", "query.columns", "query.secure_keys",
     "query.secure_shares", "query.secure_unmask",
 ]  # fmt: skip
-RUN = ["algorithm=fedavg_secure", "nodes=4", "rounds=2", "local_steps=1", "dataset=digits"]
+RUN = ["algorithm=fedavg_secure", "nodes=4", "rounds=2", "local_steps=1", "dataset=digits",
+       "secure.least=3"]  # fmt: skip
 
 
 @pytest.fixture
@@ -34,8 +35,8 @@ WRONG = [
     ({"secure": 1}, OPEN, "this node's owner allows secure=sum and secure=bare alone"),
     ({"secure": True}, OPEN, "this node's owner allows secure=sum and secure=bare alone"),
     ({"secure": 1}, UNMASKED, "this node's owner allows secure=sum and secure=bare alone"),
-    ({"secure": "maybe"}, RUN[:1], "--node-config secure=maybe: this node needs 0 or 1"),
-    ({"secure": "maybe"}, OPEN, "--node-config secure=maybe: this node needs 0 or 1"),
+    ({"secure": "maybe"}, RUN[:1], "--node-config secure=maybe: this node needs 0, 1 or sum"),
+    ({"secure": "maybe"}, OPEN, "--node-config secure=maybe: this node needs 0, 1 or sum"),
     ({"secure-least": "x"}, RUN[:1], "secure-least=x: this node needs a count of nodes"),
     ({"secure-least": -1}, RUN[:1], "secure-least=-1: this node needs a count of nodes"),
     ({"secure-least": 5.5}, OPEN, "secure-least=5.5: this node needs a count of nodes"),

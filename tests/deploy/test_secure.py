@@ -17,7 +17,8 @@ from tests.runs import history_of, model_bytes, result_of
 from tests.strategy.secure.test_rounds import dropping
 
 pytestmark = pytest.mark.system
-RUN = ["algorithm=fedavg_secure", "rounds=3", "nodes=4", "local_steps=2", "dataset=digits"]
+RUN = ["algorithm=fedavg_secure", "rounds=3", "nodes=4", "local_steps=2", "dataset=digits",
+       "secure.least=3"]  # fmt: skip
 RUN += ["eval_every=1", "network=ideal"]
 RECORDED = str(ROOT / "tests" / "deploy" / "recorded.py")
 NAMES = [f"node{number}" for number in range(4)]
