@@ -334,6 +334,15 @@ def test_after_a_round_the_state_holds_the_runs_key_alone():
     assert group.states[10].keys() == kept[10].keys() | {"stage", "mask_seed"}
 
 
+@pytest.mark.parametrize("come_to", ["keyed", "shared", "opened", "masked", "done"])
+def test_a_round_that_begins_again_has_a_new_mask_key(come_to):
+    """The masks of two rosters would else be equal."""
+    round_ = Round()
+    getattr(round_, come_to)()
+    keys = {round_.group.seen["mask key"][NODE], round_.member.mask_key()}
+    assert len(keys | {round_.member.mask_key()}) == 3
+
+
 def test_a_state_goes_through_a_config_record():
     """The caller stores it between messages, and another process makes the next answer."""
     record = pytest.importorskip("flwr.app").ConfigRecord
