@@ -63,7 +63,8 @@ def round_of(
         with server:
             sealed = coordinator.sealed_for(place)
         with nodes:
-            masked = members[place].masked(sealed, terms, values[place])
+            members[place].opened(sealed)
+            masked = members[place].masked(terms, values[place])
         with server:
             if place in in_sum:
                 coordinator.take_masked(place, masked)

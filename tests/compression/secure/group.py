@@ -74,19 +74,20 @@ class Group:
                 self.secrets[node] = dict(self.states[node])
         return terms, roster, server
 
+    def update(self, node: int, terms: Terms, server: Coordinator) -> bytes:
+        """Let a node take the others' shares; return its masked update."""
+        self.seen["sealed"][node] = server.sealed_for(node)
+        self.members[node].opened(self.seen["sealed"][node])
+        return self.members[node].masked(terms, self.values(node))
+
     def masked(self, number: int = 1, drops=None) -> Coordinator:
         """Run a round until the nodes have sent their masked updates."""
         terms, _, server = self.shared(number, drops)
         for node in self.ids:
-            if (drops or {}).get(node, NEVER) > SHARES:
-                self.seen["sealed"][node] = server.sealed_for(node)
-                if (drops or {}).get(node, NEVER) > UPDATE:
-                    sealed = self.seen["sealed"][node]
-                    self.members[node].opened(sealed)
-                    update = self.members[node].masked(terms, self.values(node))
-                    self.seen["masked"][node] = update
-                    server.take_masked(node, update)
-                    self.held[node] = dict(self.states[node])
+            if (drops or {}).get(node, NEVER) > UPDATE:
+                self.seen["masked"][node] = self.update(node, terms, server)
+                server.take_masked(node, self.seen["masked"][node])
+                self.held[node] = dict(self.states[node])
         return server
 
     def totals(self, number: int = 1, drops=None) -> list[np.ndarray]:

@@ -9,10 +9,10 @@ from edgewire.compression.secure import Coordinator, Packing, SecureError, roste
 from edgewire.compression.secure.masks import Masks
 from tests.compression.secure.group import ANSWER, NEVER, SHARES, UPDATE, Group, equal
 
-STEPS = {SHARES: "shared their keys", UPDATE: "sent masked updates", ANSWER: "answered to the end"}
+STEPS = {UPDATE: "sent masked updates", ANSWER: "answered to the end"}
 DROPS = st.lists(
-    st.sampled_from([*STEPS, NEVER, NEVER, NEVER, NEVER]), min_size=1, max_size=11
-).map(lambda given: [*given, NEVER])
+    st.sampled_from([SHARES, *STEPS, NEVER, NEVER, NEVER, NEVER]), min_size=1, max_size=11
+).map(lambda given: [*given, NEVER, NEVER])
 SECTIONS = st.lists(
     st.tuples(st.integers(0, 70), st.sampled_from([1, 7, 127, 10**6, 2**40])), max_size=3
 )
@@ -20,10 +20,13 @@ SECTIONS = st.lists(
 
 @given(DROPS, SECTIONS, st.booleans())
 def test_the_total_is_the_sum_of_the_nodes_that_sent_updates(when, sections, masks):
-    """Fewer than the threshold at a step: an error names the step and the missing nodes."""
+    """Fewer than the threshold at a step: an error names the step and the missing nodes.
+
+    The threshold is of the nodes that have shared.
+    """
     group = Group(len(when), tuple(sections), masks)
     drops = dict(zip(group.ids, when, strict=True))
-    due = threshold_of(group.nodes)
+    due = threshold_of(sum(d > SHARES for d in when))
     failed = [step for step in STEPS if sum(d > step for d in when) < due]
     if not failed:
         there = [node for node in group.ids if drops[node] > UPDATE]
@@ -31,8 +34,32 @@ def test_the_total_is_the_sum_of_the_nodes_that_sent_updates(when, sections, mas
         return
     with pytest.raises(SecureError, match=STEPS[failed[0]]) as caught:
         group.totals(1, drops)
-    missing = [node for node in group.ids if drops[node] <= failed[0]]
+    missing = [node for node in group.ids if SHARES < drops[node] <= failed[0]]
     assert str(caught.value).endswith(f"missing: {', '.join(map(str, missing))}")
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=9), st.booleans())
+def test_no_node_gets_shares_unless_all_have_shared(shares, masks):
+    """The round begins again without the missing nodes, also if it had gone on at some nodes."""
+    group = Group(2 + len(shares), masks=masks)
+    there = [*group.ids[: len(shares)], *group.ids[-2:]]
+    gone = [node for node, shared in zip(there, shares, strict=False) if not shared]
+    terms, _, full = group.shared()
+    server = Coordinator(terms, full._roster, masks)  # noqa: SLF001
+    for node in group.ids:
+        if node not in gone:
+            server.take_shares(node, group.seen["shares"][node])
+    for node in group.ids:
+        if gone:
+            with pytest.raises(SecureError, match=f"of {group.nodes} nodes shared") as caught:
+                server.sealed_for(node)
+            missing = ", ".join(map(str, gone))
+            assert str(caught.value).endswith(f"{group.nodes} are needed; missing: {missing}")
+        else:
+            assert server.sealed_for(node) == full.sealed_for(node)
+    group.members[group.ids[0]].opened(full.sealed_for(group.ids[0]))
+    left = [node for node in group.ids if node not in gone]
+    assert equal(group.totals(1, dict.fromkeys(gone, SHARES)), group.expected(left))
 
 
 @given(st.integers(2, 12), SECTIONS, st.booleans())
@@ -61,9 +88,8 @@ def test_bytes_equal_the_formula_with_and_without_masks(nodes, masks):
     seen = {name: {len(each) for each in of.values()} for name, of in group.seen.items()}
     packed = Packing(group.sections, nodes).nbytes
     up = [seen[name] for name in ("mask key", "shares", "answer", "masked")]
-    assert up == [{32}, {50 * (nodes - 1)}, {17 * nodes}, {packed}]
-    bitmap = (nodes + 7) // 8
-    assert [seen["sealed"], seen["alive"]] == [{bitmap + 50 * (nodes - 1)}, {bitmap}]
+    assert up == [{32}, {58 * (nodes - 1)}, {17 * nodes}, {packed}]
+    assert [seen["sealed"], seen["alive"]] == [{58 * (nodes - 1)}, {(nodes + 7) // 8}]
 
 
 def test_ten_nodes_dropping_at_any_step_leave_the_next_round_whole():
@@ -101,8 +127,7 @@ def test_a_dropped_node_whose_shares_are_not_of_its_key_is_named(monkeypatch):
                 patch.setattr(Masks, "split", lambda m, s, *to: split(m, [s[0], bytes(16)], *to))
             server.take_shares(node, group.members[node].share(terms, roster))
     for node in group.ids[1:]:
-        update = group.members[node].masked(server.sealed_for(node), terms, group.values(node))
-        server.take_masked(node, update)
+        server.take_masked(node, group.update(node, terms, server))
     for node in group.ids[1:]:
         server.take_unmasked(node, group.members[node].unmask(server.alive(), 1))
     with pytest.raises(SecureError, match="node 10's mask key do not fit"):
@@ -113,8 +138,7 @@ def test_an_update_that_comes_after_the_list_of_the_sum_is_left_out():
     """Its node is called dropped by then, and its mask key's shares are asked for."""
     group = Group(4)
     server = group.masked(1, {16: UPDATE})
-    terms, sealed = group.terms(), group.seen["sealed"][16]
-    alive, late = server.alive(), group.members[16].masked(sealed, terms, group.values(16))
+    alive, late = server.alive(), group.update(16, group.terms(), server)
     with pytest.raises(SecureError, match="node 16 is not in this step"):
         server.take_masked(16, late)
     there = [node for node in group.ids if node != 16]
@@ -124,22 +148,24 @@ def test_an_update_that_comes_after_the_list_of_the_sum_is_left_out():
 
 
 REFUSED = [
-    (0, "node 7 is not in this step", lambda s: s.take_shares(7, bytes(150))),
-    (0, "node 10 .* answered before", lambda s: s.take_shares(10, bytes(150))),
-    (0, "shares of node 19: 150 bytes", lambda s: s.take_shares(19, bytes(149))),
-    (0, "node 10 is not in this step", lambda s: s.take_masked(10, b"")),
+    (0, "node 22 is not in this step", lambda s: s.take_shares(22, bytes(174))),
+    (0, "node 10 .* answered before", lambda s: s.take_shares(10, bytes(174))),
+    (0, "shares of node 19: 174 bytes", lambda s: s.take_shares(19, bytes(173))),
+    (0, "3 of 4 nodes shared .* 4 are needed; missing: 19", lambda s: s.sealed_for(10)),
+    (0, "bytes in this round", lambda s: s.take_masked(10, b"")),
     (0, "node 10 is not in this step", lambda s: s.take_unmasked(10, bytes(68))),
     (0, "0 of 4 nodes sent masked", lambda s: s.alive()),
     (0, "0 of 4 nodes sent masked", lambda s: s.totals()),
-    (0, "bytes in this round", lambda s: (s.sealed_for(10), s.take_masked(10, b""))),
-    (1, "node 19 is not in this step", lambda s: s.take_shares(19, bytes(150))),
-    (1, "node 19 is not in this step", lambda s: s.sealed_for(19)),
-    (1, "node 19 is not in this step", lambda s: s.take_masked(19, b"")),
+    (1, "node 19 .* answered before", lambda s: s.take_shares(19, bytes(174))),
+    (1, "node 22 is not in this step", lambda s: s.sealed_for(22)),
+    (1, "node 22 is not in this step", lambda s: s.take_masked(22, b"")),
+    (1, "bytes in this round", lambda s: s.take_masked(19, b"")),
     (1, "node 10 .* answered before", lambda s: s.take_masked(10, b"")),
     (1, "node 10 is not in this step", lambda s: s.take_unmasked(10, bytes(68))),
     (1, "from node 10: 68 bytes", lambda s: (s.alive(), s.take_unmasked(10, b""))),
     (1, "0 of 4 nodes answered", lambda s: s.totals()),
     (2, "node 10 is not in this step", lambda s: s.take_masked(10, b"")),
+    (2, "node 19 is not in this step", lambda s: s.take_masked(19, b"")),
     (2, "node 19 is not in this step", lambda s: s.take_unmasked(19, bytes(68))),
     (2, "node 10 .* answered before", lambda s: s.take_unmasked(10, bytes(68))),
 ]
@@ -147,9 +173,12 @@ REFUSED = [
 
 @pytest.mark.parametrize(("step", "say", "do"), REFUSED)
 def test_the_server_refuses_what_is_not_due_and_the_round_goes_on(step, say, do):
-    """Node 19 drops before it shares its keys."""
-    group = Group(4)
-    terms, _, server = group.shared(1, {19: SHARES})
+    """Node 22 is not in the roster; node 19 shares its keys last, and drops before its update."""
+    group = Group(5)
+    terms, roster, _ = group.shared(1, {22: SHARES})
+    server = Coordinator(terms, roster)
+    for node in group.ids[:3]:
+        server.take_shares(node, group.seen["shares"][node])
 
     def refuse(now):
         if now == step:
@@ -157,9 +186,9 @@ def test_the_server_refuses_what_is_not_due_and_the_round_goes_on(step, say, do)
                 do(server)
 
     refuse(0)
+    server.take_shares(19, group.seen["shares"][19])
     for node in group.ids[:3]:
-        update = group.members[node].masked(server.sealed_for(node), terms, group.values(node))
-        server.take_masked(node, update)
+        server.take_masked(node, group.update(node, terms, server))
     refuse(1)
     for node in group.ids[:3]:
         server.take_unmasked(node, group.members[node].unmask(server.alive(), 1))

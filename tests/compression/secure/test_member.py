@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from edgewire.compression.base import PayloadError
-from edgewire.compression.secure import Peer, Roster, SecureError, binding
+from edgewire.compression.secure import Coordinator, Member, Peer, Roster, SecureError, binding
 from edgewire.compression.secure.terms import to_bitmap
-from tests.compression.secure.group import SHARES, Group, equal
+from tests.compression.secure.group import Group, equal
 
 NODE, NODES = 10, 7  # the node that refuses is the first of seven; the threshold is 5
 OTHER = b"other bytes, 32 of them, as a key"[:32]
@@ -26,15 +26,24 @@ class Round:
     def keyed(self):
         self.roster = self.group.roster()
 
-    def shared(self, drops=None, number=3):
-        self.terms, self.roster, self.server = self.group.shared(number, drops)
+    def shared(self, number=3):
+        self.terms, self.roster, self.server = self.group.shared(number)
         self.sealed = self.server.sealed_for(NODE)
 
-    def masked(self, drops=None):
-        self.server = self.group.masked(3, drops)
+    def opened(self):
+        self.shared()
+        self.open()
+
+    def masked(self):
+        self.server = self.group.masked(3)
 
     def done(self):
         self.group.totals(3)
+
+    def done_before(self):
+        """The round is over, and another session begins."""
+        self.done()
+        self.session()
 
     def again(self):
         self.done()
@@ -45,13 +54,23 @@ class Round:
         self.old = self.sealed
         self.shared(number=4)
 
-    def dropped(self):
-        self.masked({28: SHARES})
+    def session(self):
+        """Another session begins."""
+        self.group.run = b"another session!"
+        for node, member in self.group.members.items():
+            self.group.seen["run key"][node] = member.run_key(self.group.run)
+        self.terms = self.group.terms(3)
+        self.keyed()
 
     def floor(self):
-        """All share, and the node's owner asks for six."""
-        self.shared()
-        self.group.states[NODE]["least"] = 6
+        """The node's owner asks for six in the sum."""
+        self.keyed()
+        self.server = Coordinator(self.terms, self.roster)
+        for node, member in self.group.members.items():
+            least = 6 if node == NODE else 2
+            self.server.take_shares(node, member.share(self.terms, self.roster, least))
+        self.sealed = self.server.sealed_for(NODE)
+        self.open()
         self.mask()
 
     def bare(self):
@@ -63,8 +82,11 @@ class Round:
         peers[place] = peers[place]._replace(**peer or {})
         return self.member.share(replace(self.terms, **terms), Roster(tuple(peers)), least)
 
-    def mask(self, sealed=None, **terms):
-        return self.member.masked(sealed or self.sealed, replace(self.terms, **terms), self.values)
+    def open(self, sealed=None):
+        return self.member.opened(self.sealed if sealed is None else sealed)
+
+    def mask(self, **terms):
+        return self.member.masked(replace(self.terms, **terms), self.values)
 
     def send_bare(self, roster=None, **terms):
         terms = replace(self.terms, **terms)
@@ -76,10 +98,10 @@ class Round:
 
 def foreign(round_: Round, of: int) -> bytes:
     """Return the node's sealed shares with those of node `of` sealed for another node."""
-    start = 1 + 50 * (of - 1)
+    start = 58 * (of - 1)
     other = round_.server.sealed_for(round_.group.ids[6])
     own = round_.sealed
-    return own[:start] + other[1 + 50 * of : 51 + 50 * of] + own[start + 50 :]
+    return own[:start] + other[58 * of : 58 * (of + 1)] + own[start + 58 :]
 
 
 def flipped(data: bytes, at: int) -> bytes:
@@ -92,20 +114,29 @@ OPEN, DIFFER, LEFT = (
     "the model or the terms differ",
     "nodes are left",
 )
-TWO, LACK = "one id or one key", "lack this node, or hold one that has not shared"
+TWO, LACK = "one id or one key", "the nodes to sum lack this node"
 REFUSED = {
     "no run key": ("no key for this run", None, lambda r: type(r.member)({}).mask_key()),
     "no run key, bare": ("no key for this run", None, lambda r: type(r.member)({}).masked_bare(
         r.terms, r.group.roster(bare=True), r.values)),
     "a short nonce": ("nonce: 16 bytes", None, lambda r: r.member.run_key(b"short")),
     "share before a mask key": (DUE, None, lambda r: r.member.share(r.terms, r.roster)),
-    "masked before shares": (DUE, "keyed", lambda r: r.member.masked(b"", r.terms, r.values)),
-    "unmask before masked": (DUE, "shared", lambda r: r.unmask(*range(7))),
+    "opened before a share": (DUE, "keyed", lambda r: r.open(b"")),
+    "masked before a share": (DUE, "keyed", lambda r: r.mask()),
+    "masked before opened": (DUE, "shared", lambda r: r.mask()),
+    "unmask before opened": (DUE, "shared", lambda r: r.unmask(*range(7))),
+    "unmask before masked": (DUE, "opened", lambda r: r.unmask(*range(7))),
     "a second share": (DUE, "shared", lambda r: r.share()),
-    "a second masked": (DUE, "masked", lambda r: r.member.masked(b"", r.terms, r.values)),
+    "a share after opened": (DUE, "opened", lambda r: r.share()),
+    "a second opened": (DUE, "opened", lambda r: r.open()),
+    "opened after masked": (DUE, "masked", lambda r: r.open(b"")),
+    "a second masked": (DUE, "masked", lambda r: r.mask()),
     "a second unmask": (DUE, "done", lambda r: r.unmask(*range(7))),
-    "masked after the round": (DUE, "done", lambda r: r.member.masked(b"", r.terms, r.values)),
+    "opened after the round": (DUE, "done", lambda r: r.open(b"")),
+    "masked after the round": (DUE, "done", lambda r: r.mask()),
     "a round again": (OVER, "again", lambda r: r.share()),
+    "a round again in another session": (OVER, "done_before", lambda r: r.share()),
+    "a round before, in another session": (OVER, "done_before", lambda r: r.share(round=2)),
     "a round before": (OVER, "again", lambda r: r.share(round=2)),
     "another run": ("of another run", "keyed", lambda r: r.share(run=b"r" * 16)),
     "its key missing": (NO_KEY, "keyed", lambda r: r.share(roster=Roster(r.roster.peers[1:]))),
@@ -123,24 +154,33 @@ REFUSED = {
         NO_KEY, "keyed", lambda r: r.share(roster=r.group.roster(bare=True))),
     "fewer nodes than the owner asks for": (
         "the owner asks for 8", "keyed", lambda r: r.share(least=8)),
-    "another model": (DIFFER, "shared", lambda r: r.mask(model=b"m" * 32)),
-    "another support": (DIFFER, "shared", lambda r: r.mask(support=b"s" * 32)),
-    "another clip": (DIFFER, "shared", lambda r: r.mask(clip=2.0)),
-    "other sections": (DIFFER, "shared", lambda r: r.mask(sections=((41, 1), (1, 1000)))),
-    "another round": (DIFFER, "shared", lambda r: r.mask(round=4)),
-    "a changed share": (OPEN, "shared", lambda r: r.mask(flipped(r.sealed, 60))),
-    "a share for another node": (OPEN, "shared", lambda r: r.mask(foreign(r, 3))),
-    "a share of another round": (OPEN, "next", lambda r: r.mask(r.old)),
-    "a missing share": ("the sealed shares", "shared", lambda r: r.mask(r.sealed[:-50])),
-    "no bytes": ("a bitmap of nodes: 1 bytes", "shared", lambda r: r.member.masked(
-        b"", r.terms, r.values)),
-    "too few shared": (LEFT, "shared", lambda r: r.mask(b"\x0f" + r.sealed[1:151])),
-    "it has not shared": (LACK, "shared", lambda r: r.mask(b"\x7e" + r.sealed[1:])),
-    "an eighth node of seven": ("more than the 7", "shared", lambda r: r.mask(
-        b"\xff" + r.sealed[1:])),
+    "a changed share": (OPEN, "shared", lambda r: r.open(flipped(r.sealed, 60))),
+    "a changed note": (OPEN, "shared", lambda r: r.open(flipped(r.sealed, 115))),
+    "a share for another node": (OPEN, "shared", lambda r: r.open(foreign(r, 3))),
+    "shares in another order": (
+        OPEN, "shared", lambda r: r.open(r.sealed[58:116] + r.sealed[:58] + r.sealed[116:])),
+    "a share of another round": (OPEN, "next", lambda r: r.open(r.old)),
+    "a share of another configuration": (OPEN, "shared", lambda r: Member(
+        r.group.states[NODE], config=b"c" * 32).opened(r.sealed)),
+    "zeros for a node that has not shared": (
+        OPEN, "shared", lambda r: r.open(bytes(58) + r.sealed[58:])),
+    "a missing share": (
+        "sealed shares: 348 bytes are taken, not 290", "shared", lambda r: r.open(r.sealed[58:])),
+    "a share too many": (
+        "348 bytes are taken, not 406", "shared", lambda r: r.open(r.sealed + r.sealed[:58])),
+    "no shares": ("348 bytes are taken, not 0", "shared", lambda r: r.member.opened(b"")),
+    "text for shares": ("348 bytes are taken, not str", "shared", lambda r: r.open("shares")),
+    "another model": (DIFFER, "opened", lambda r: r.mask(model=b"m" * 32)),
+    "another support": (DIFFER, "opened", lambda r: r.mask(support=b"s" * 32)),
+    "another clip": (DIFFER, "opened", lambda r: r.mask(clip=2.0)),
+    "other sections": (DIFFER, "opened", lambda r: r.mask(sections=((41, 1), (1, 1000)))),
+    "another round": (DIFFER, "opened", lambda r: r.mask(round=4)),
+    "another session's terms": (DIFFER, "opened", lambda r: r.mask(run=b"r" * 16)),
+    "a threshold that is not due": ("threshold 5, not 4", "opened", lambda r: r.mask(threshold=4)),
     "too few in the sum": (LEFT, "masked", lambda r: r.unmask(*range(4))),
     "it is not in the sum": (LACK, "masked", lambda r: r.unmask(*range(1, 7))),
-    "a sum with a node that dropped": (LACK, "dropped", lambda r: r.unmask(*range(7))),
+    "an eighth node of seven": (
+        "more than the 7", "masked", lambda r: r.unmask(*range(8), nodes=8)),
     "a sum below the owner's floor": ("6 are needed", "floor", lambda r: r.unmask(*range(5))),
     "unmask of another round": (
         "round 2 is not the one", "masked", lambda r: r.unmask(*range(7), number=2)),
@@ -149,6 +189,8 @@ REFUSED = {
     "bare, a round before": (OVER, "bare", lambda r: r.send_bare(round=2)),
     "bare, after a round of sums": (
         OVER, "done", lambda r: r.send_bare(r.group.roster(bare=True), threshold=0)),
+    "bare, after a round of another session": (OVER, "done_before", lambda r: r.send_bare(
+        r.group.roster(bare=True), threshold=0)),
     "bare, another run": (OVER, "bare", lambda r: r.send_bare(round=4, run=b"r" * 16)),
     "bare, its key missing": (
         NO_KEY, "bare", lambda r: r.send_bare(Roster(r.roster.peers[1:]), round=4)),
@@ -175,7 +217,7 @@ def test_a_node_refuses(name):
     assert round_.group.states[NODE] == before
 
 
-@pytest.mark.parametrize("name", ["a changed share", "another model", "too few shared"])
+@pytest.mark.parametrize("name", ["a changed share", "no shares", "masked before opened"])
 def test_a_refusal_spoils_nothing(name):
     """The same round is exact when the right message comes after the refused one."""
     group = Group(NODES)
@@ -185,10 +227,7 @@ def test_a_refusal_spoils_nothing(name):
     with pytest.raises(SecureError):
         REFUSED[name][2](round_)
     for node in group.ids:
-        update = group.members[node].masked(
-            round_.server.sealed_for(node), round_.terms, group.values(node)
-        )
-        round_.server.take_masked(node, update)
+        round_.server.take_masked(node, group.update(node, round_.terms, round_.server))
     for node in group.ids:
         round_.server.take_unmasked(node, group.members[node].unmask(round_.server.alive(), 3))
     assert equal(round_.server.totals(), group.expected(group.ids))
@@ -196,11 +235,11 @@ def test_a_refusal_spoils_nothing(name):
 
 def test_values_beyond_the_terms_are_refused_and_the_round_goes_on():
     round_ = Round()
-    round_.shared()
+    round_.opened()
     before = dict(round_.group.states[NODE])
     for values in ([np.full(40, 2), np.zeros(1, int)], [np.zeros(40, int)]):
         with pytest.raises(PayloadError):
-            round_.member.masked(round_.sealed, round_.terms, values)
+            round_.member.masked(round_.terms, values)
     assert round_.group.states[NODE] == before
     assert round_.mask()
 
@@ -231,17 +270,77 @@ def test_a_session_has_one_key_and_another_session_another():
     assert member.run_key(group.run) not in (first, other)
 
 
+def test_rounds_rise_over_sessions_and_a_later_one_is_exact():
+    """Two sums of one round, with and without a node, would tell its update.
+
+    The session before may have ended after the masked updates, or in mode `bare`.
+    """
+    for bare in (False, True):
+        round_ = Round()
+        (round_.bare if bare else round_.masked)()
+        round_.session()
+        group = round_.group
+        assert all(state["last"] == 3 for state in group.states.values())
+        assert equal(group.bare(4), group.expected(group.ids))
+        assert equal(group.totals(5), group.expected(group.ids))
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_notes_come_in_the_rosters_order_and_the_server_reads_none(masks):
+    group = Group(5, masks=masks)
+    terms, roster = group.terms(), group.roster()
+    server = Coordinator(terms, roster, masks)
+    notes = {node: b"note" + node.to_bytes(4, "little") for node in group.ids}
+    for node in group.ids:
+        sealed = group.members[node].share(terms, roster, note=notes[node])
+        assert (notes[node] in sealed) != masks
+        server.take_shares(node, sealed)
+    for node in group.ids:
+        found = group.members[node].opened(server.sealed_for(node))
+        assert found == [notes[other] for other in group.ids if other != node]
+        server.take_masked(node, group.members[node].masked(terms, group.values(node)))
+    for node in group.ids:
+        server.take_unmasked(node, group.members[node].unmask(server.alive(), 1))
+    assert equal(server.totals(), group.expected(group.ids))
+
+
+def test_in_mode_bare_another_configuration_gives_no_sum():
+    """The server does not know the configuration, and the nodes' masks do not cancel."""
+    group = Group(4)
+    terms, roster = group.terms(bare=True), group.roster(bare=True)
+    server = Coordinator(terms, roster)
+    for node in group.ids:
+        member = Member(group.states[node], config=b"c" * 32 if node == NODE else b"")
+        server.take_masked(node, member.masked_bare(terms, roster, group.values(node)))
+    with pytest.raises(PayloadError, match="the sum is impossible"):
+        server.totals()
+
+
 def test_after_a_round_the_state_holds_the_runs_key_alone():
-    """Also of a round that is given up, whose node then makes a new key."""
+    """Also of a round that is given up, whose node then makes a new key.
+
+    A node that has sent its masked update holds no seed of a mask of its own.
+    """
     group = Group(3)
     kept = {node: dict(state) for node, state in group.states.items()}
     group.totals(1)
     for node, state in group.states.items():
         assert state == kept[node] | {"last": 1}
     group.masked(2)
+    held = {"stage", "own", "nodes", "least", "shares"}
+    assert group.states[10].keys() == kept[10].keys() | held
     mask_key = group.members[10].mask_key()
     assert mask_key != group.seen["mask key"][10]
     assert group.states[10].keys() == kept[10].keys() | {"stage", "mask_seed"}
+
+
+@pytest.mark.parametrize("come_to", ["keyed", "shared", "opened", "masked", "done"])
+def test_a_round_that_begins_again_has_a_new_mask_key(come_to):
+    """The masks of two rosters would else be equal."""
+    round_ = Round()
+    getattr(round_, come_to)()
+    keys = {round_.group.seen["mask key"][NODE], round_.member.mask_key()}
+    assert len(keys | {round_.member.mask_key()}) == 3
 
 
 def test_a_state_goes_through_a_config_record():
@@ -258,8 +357,10 @@ def test_a_state_goes_through_a_config_record():
     terms, _, server = group.shared()
     stored()
     for node in group.ids:
-        update = group.members[node].masked(server.sealed_for(node), terms, group.values(node))
-        server.take_masked(node, update)
+        group.members[node].opened(server.sealed_for(node))
+    stored()
+    for node in group.ids:
+        server.take_masked(node, group.members[node].masked(terms, group.values(node)))
     stored()
     for node in group.ids:
         server.take_unmasked(node, group.members[node].unmask(server.alive(), 1))

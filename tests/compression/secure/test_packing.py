@@ -77,6 +77,15 @@ def test_values_that_do_not_fit_are_refused(values, say):
         packing.words([np.asarray(each) for each in values])
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int64, np.uint64])
+def test_all_types_of_integers_reach_the_largest_magnitude(dtype):
+    """The sum of two values of int8 may be more than 127."""
+    packing = Packing([(2, 127)], 3)
+    values = np.array([127, 0 if np.dtype(dtype).kind == "u" else -127], dtype)
+    (found,) = packing.totals(packing.words([values]), 1)
+    np.testing.assert_array_equal(found, values.astype(np.int64))
+
+
 @pytest.mark.parametrize(("sections", "nodes"), [([(1, 0)], 3), ([(1, -1)], 3), ([(1, 2**61)], 2)])
 def test_sums_of_more_than_62_bits_are_refused(sections, nodes):
     Packing([(1, 2**61 - 1)], 2)

@@ -2,7 +2,7 @@
 
 import random
 from hashlib import sha256
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def views(value: int) -> dict[str, np.ndarray]:
     for number in (1, 2):
         terms, roster, server = group.shared(number)
         state = dict(group.states[NODE])
-        update = group.members[NODE].masked(server.sealed_for(NODE), terms, group.values(0))
+        update = group.update(NODE, terms, server)
         seen = found[f"update {number}"] = packing.from_bytes(update)
         own, bound, crypto = state["own"], state["binding"], Masks(True)
         others = [place for place in range(NODES) if place != own]
@@ -161,29 +161,47 @@ def test_the_seeds_of_dropped_nodes_open_no_sealed_share():
     group, crypto = Group(4), Masks(True)
     _, roster, server = group.shared()
     own = group.secrets[19]
-    sealed = server.sealed_for(19)[1:51]
+    sealed = server.sealed_for(19)[:58]
     (secret,) = crypto.secrets(own["run_seed"], [roster.peers[0].run_key])
     bound = sha256(own["binding"]).digest()
-    assert len(crypto.open(secret, bound, (0, 3), sealed)) == 34
+    assert len(crypto.open(secret, bound, (0, 3), sealed)) == 42
     for secret in crypto.secrets(own["mask_seed"], [*roster.peers[0][1:]]):
         with pytest.raises(SecureError):
             crypto.open(secret, bound, (0, 3), sealed)
 
 
 def test_a_key_has_one_purpose_direction_and_round():
-    crypto, secret, shares = Masks(True), b"s" * 32, bytes(34)
+    crypto, secret, shares = Masks(True), b"s" * 32, bytes(42)
     ways = [(b"1" * 32, (0, 1)), (b"2" * 32, (0, 1)), (b"1" * 32, (1, 0))]
     sealed = [crypto.seal(secret, *way, shares) for way in ways]
     for other, way in permutations(range(3), 2):
         with pytest.raises(SecureError, match=r"a share of place . does not open"):
             crypto.open(secret, *ways[way], sealed[other])
-    masks_added = [np.zeros(9, np.uint64) for _ in range(4)]
-    for words, (use, bound) in zip(masks_added, USES, strict=True):
-        crypto.add(words, 0, {0: secret}, use, bound)
-    assert len({words.tobytes() for words in masks_added}) == len(USES)
+    uses = [(SELF, b"1" * 32), (PAIR, b"1" * 32), (masks.BARE, b"1" * 32), (SELF, b"2" * 32)]
+    assert len({added(0, 0, secret, *use).tobytes() for use in uses}) == len(uses)
 
 
-USES = [(SELF, b"1" * 32), (PAIR, b"1" * 32), (masks.BARE, b"1" * 32), (SELF, b"2" * 32)]
+def added(own: int, other: int, secret: bytes, use: bytes, bound: bytes) -> np.ndarray:
+    """Return what a node adds to nine words for a secret that it has with another."""
+    words = np.zeros(9, np.uint64)
+    Masks(True).add(words, own, {other: secret}, use, bound)
+    return words
+
+
+@pytest.mark.parametrize("use", [SELF, PAIR, masks.BARE])
+def test_a_mask_is_of_two_places_and_cancels_between_them(use):
+    """Two nodes may have one secret with a third, as a key has two encodings; see `test_attacks`.
+
+    One's masks would cancel those of the other if they were equal.
+    """
+    secret, bound, seen = b"s" * 32, b"1" * 32, set()
+    places = [0, 1, 2, 255, 256, 257]
+    for own, other in product(places, repeat=2):
+        words = added(own, other, secret, use, bound)
+        if own != other:
+            assert not (words + added(other, own, secret, use, bound)).any()
+        seen.add(min(words.tobytes(), (-words).tobytes()))
+    assert len(seen) == len(places) * (len(places) + 1) // 2
 
 
 def test_texts_hold_no_secret():
