@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from logging import getLogger
 from typing import Any, cast
@@ -44,6 +44,7 @@ from edgewire.strategy.deadline import Deadline, DeadlinePlanner, Measurement, N
 from edgewire.strategy.node_sums import NodeEvaluation
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.server import PLAIN_SGD, ModelState, Server
+from edgewire.task.errors import TaskError
 from edgewire.task.optimizers import ServerOptimizer
 
 FOLLOWS = ("steps", "differences", "weights")  # how nodes get the newest model
@@ -125,7 +126,7 @@ class SparseAveraging(ParameterServer):
     State = AveragingState
     state: AveragingState
     no_steps = "give strategy/optimizer="
-    rounds: type[Rounds] | None = None  # the class that runs the rounds; None: `Rounds`
+    rounds: Callable[..., Rounds] | None = None  # what runs the rounds; None: `Rounds`
 
     def __init__(
         self,
@@ -197,6 +198,8 @@ class SparseAveraging(ParameterServer):
 class Rounds(Server):
     """Runs `SparseAveraging` round by round; `state` holds all that a checkpoint needs."""
 
+    _updates = 0.0  # the updates of a round, as nodes are told them; 0: as many as there are
+
     def __init__(self, strategy: SparseAveraging, grid: OrderedGrid, arrays: ArrayRecord) -> None:
         state = strategy.state
         planning, uplink, follow = strategy.planning, strategy.codecs.uplink, strategy.follow
@@ -239,11 +242,25 @@ class Rounds(Server):
         asked, needed = self._drawn(number)
         if not asked:
             return False
+        self._round(number, asked, needed, lr, timeout)
+        return True
+
+    def _round(self, number: int, asked: list[int], needed: int, lr: float, timeout: float) -> None:
         messages = self._messages(number, asked, needed, lr)
         replies = self._exchange(messages, needed, timeout)
         self._aggregate(number, asked, replies, lr)
         self._state.round = number
-        return True
+
+    def _expect_changes(self, why: str) -> None:
+        """Raise `TaskError`, which begins with `why`, for a model with tensors sent as values."""
+        initial = self._strategy.initial
+        others = [] if initial is None else sorted(initial.arrays.keys() - {*initial.frozen})
+        if self.reported.size or others:
+            what = "BatchNorm's statistics" if self.reported.size else others[0]
+            raise TaskError(
+                f"{why}, and {what} would be sent as values: give personal=batchnorm, or a model "
+                "without such tensors"
+            )
 
     def evaluated(self, timeout: float) -> tuple[dict[str, Any], MetricRecord] | None:
         """Let nodes evaluate the newest model; return what `NodeEvaluation` returns.
@@ -278,7 +295,7 @@ class Rounds(Server):
         """
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self.steps.checksum() if verify and not number % verify else None
-        workers = min(needed, len(asked))
+        workers = max(round(self._updates), 1) if self._updates else min(needed, len(asked))
         header = DownlinkHeader(number, workers=workers, checksum=checksum, common=common)
         self.offer(number)
         alike: dict[NodePlan, list[int]] = {}
@@ -301,15 +318,20 @@ class Rounds(Server):
         The choice depends only on the seed and the round. Nodes whose backoff has not ended are
         left out, unless this would leave out all nodes.
         """
-        nodes, among, state = self._grid.wait_for_nodes(), self._strategy.participation, self._state
-        self._present = len(nodes)
-        if gone := self.session.gone(lambda: nodes):
-            kept = state.exchange, state.evaluations, state.screens, state.paces, state.failures
-            forget_nodes(gone, *kept)
+        nodes, among = self._here(), self._strategy.participation
         nodes = self._sample(nodes, among.drawn(len(nodes)), f"{number} train")
         needed = among.needed(len(nodes))
         resting = self._exchange.resting()
         return [node for node in nodes if node not in resting] or nodes, needed
+
+    def _here(self) -> list[int]:
+        """Wait for a node, and return the present nodes; forget those that left long ago."""
+        nodes, state = self._grid.wait_for_nodes(), self._state
+        self._present = len(nodes)
+        if gone := self.session.gone(lambda: nodes):
+            kept = state.exchange, state.evaluations, state.screens, state.paces, state.failures
+            forget_nodes(gone, *kept)
+        return nodes
 
     def _sample(self, nodes: list[int], count: int, stream: str) -> list[int]:
         """Return `count` of the nodes, in their order; `stream` names the random stream."""
@@ -327,7 +349,7 @@ class Rounds(Server):
         Raises `PayloadError` after too many consecutive rounds that had replies, but no usable
         reply (`FailurePolicy`).
         """
-        state, failures = self._state, self._strategy.failures
+        failures = self._strategy.failures
         used: dict[int, MetricRecord] = {}
         rate = lr if self._strategy.rate is None else self._strategy.rate
         failures.begin_round(asked=len(asked))
@@ -347,7 +369,11 @@ class Rounds(Server):
                 failures.leave_out(node, str(error), f"round {number}: ")
         self._measure(asked, sizes, replies, used)
         failures.end_round(number, len(used), count_received(list(replies.values())))
-        state.train_metrics = self._averaged(list(used.values())) if used else None
+        self._use(used, rate)
+
+    def _use(self, used: Mapping[int, MetricRecord], rate: float) -> None:
+        """Take the step with a round's updates, if any; `used`: the metrics of their nodes."""
+        self._state.train_metrics = self._averaged(list(used.values())) if used else None
         if used:
             self._step(rate, len(used))
             self.session.acks.applied(used)
