@@ -33,23 +33,25 @@ class NoisyMean(UpdateMean):
         clip: the norm C. A longer update is scaled down to it.
         noise: the noise multiplier z. The noise of the sum has the standard deviation z C.
         expected: the divisor. It depends on no node, unlike the number of updates.
+
+    The attribute `total` is the sum so far, float64 (n,).
     """
 
     def __init__(self, size: int, clip: float, noise: float, expected: float) -> None:
-        self._clip, self._noise, self._expected = clip, noise, expected
+        self._clip, self._noise, self.expected = clip, noise, expected
         self.begin(size)
 
     def begin(self, size: int) -> None:
         """See `UpdateMean`."""
         super().begin(size)
-        self._sum = np.zeros(size)
+        self.total = np.zeros(size)
 
     def add(self, indices: Indices | None, values: Vector, weight: float = 1.0) -> None:
         """Add a node's update, clipped; the weights of all updates are equal, whatever is given."""
         exact = values.astype(np.float64)  # squares of float32 numbers do not overflow
         norm = math.sqrt(np.dot(exact, exact))
         share = min(self._clip * (1 - ROUNDED) / norm, 1.0) if norm else 1.0
-        self._sum[slice(None) if indices is None else indices] += share * exact
+        self.total[slice(None) if indices is None else indices] += share * exact
 
     def take(self) -> tuple[Indices | None, Vector]:
         """Return all entries of the noisy mean, float32 (n,); without updates it is noise.
@@ -58,9 +60,9 @@ class NoisyMean(UpdateMean):
         (Mironov 2012).
         """
         noise = SecretDraws().normal(self.size).numpy()
-        total = self._sum + self._noise * self._clip * noise
-        self._sum = np.zeros(self.size)
-        return None, (total / self._expected).astype(np.float32)
+        noisy = self.total + self._noise * self._clip * noise
+        self.total = np.zeros(self.size)
+        return None, (noisy / self.expected).astype(np.float32)
 
 
 class NoisyRounds(Rounds):
