@@ -204,6 +204,7 @@ def _node(c: Choice) -> Rows:
     if config.strategy["_target_"] != kind:
         return {"privacy=node is for strategy=sparse_averaging, which adds the noise": True}
     share, engine = s.participation.fraction_train, str(config.engine["_target_"])
+    uplink, down = c.codecs.uplink, c.codecs.downlink
     wrong = {
         **_alike(c, s),
         "secure=none, because the server has to clip each update": config.secure.mode != "none",
@@ -212,7 +213,10 @@ def _node(c: Choice) -> Rows:
         ),
         f"privacy.rate={share:g}, which is strategy.fraction_train": config.privacy.rate != share,
         "strategy.follow=steps or weights: the number of a difference tells who took part": (
-            s.follow == "differences" and c.codecs.downlink is not None
+            s.follow == "differences" and down is not None
+        ),
+        "another compression=: the server keeps this one's indices as long as all fit": (
+            uplink is not None and uplink.sparsifier.repeats
         ),
         "another strategy/optimizer=, which does not add up all that it gets": (
             s.optimizer.incremental

@@ -198,7 +198,7 @@ class SparseAveraging(ParameterServer):
 class Rounds(Server):
     """Runs `SparseAveraging` round by round; `state` holds all that a checkpoint needs."""
 
-    _updates = 0.0  # the updates of a round, as nodes are told them; 0: as many as there are
+    updates = 0.0  # the updates of a round, as nodes are told them; 0: as many as there are
 
     def __init__(self, strategy: SparseAveraging, grid: OrderedGrid, arrays: ArrayRecord) -> None:
         state = strategy.state
@@ -239,7 +239,7 @@ class Rounds(Server):
         `timeout`: the most seconds of the round.
         """
         number = self._state.round + 1
-        asked, needed = self._drawn(number)
+        asked, needed = self.drawn(number)
         if not asked:
             return False
         self._round(number, asked, needed, lr, timeout)
@@ -251,7 +251,7 @@ class Rounds(Server):
         self._aggregate(number, asked, replies, lr)
         self._state.round = number
 
-    def _expect_changes(self, why: str) -> None:
+    def expect_changes(self, why: str) -> None:
         """Raise `TaskError`, which begins with `why`, for a model with tensors sent as values."""
         initial = self._strategy.initial
         others = [] if initial is None else sorted(initial.arrays.keys() - {*initial.frozen})
@@ -295,7 +295,7 @@ class Rounds(Server):
         """
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self.steps.checksum() if verify and not number % verify else None
-        workers = max(round(self._updates), 1) if self._updates else min(needed, len(asked))
+        workers = max(round(self.updates), 1) if self.updates else min(needed, len(asked))
         header = DownlinkHeader(number, workers=workers, checksum=checksum, common=common)
         self.offer(number)
         alike: dict[NodePlan, list[int]] = {}
@@ -312,26 +312,21 @@ class Rounds(Server):
             made |= zip(nodes, (message for message, _ in sent), strict=True)
         return [made[node] for node in asked]
 
-    def _drawn(self, number: int) -> tuple[list[int], int]:
+    def drawn(self, number: int) -> tuple[list[int], int]:
         """Return the nodes to ask, in the grid's order, and the number of replies to wait for.
 
         The choice depends only on the seed and the round. Nodes whose backoff has not ended are
         left out, unless this would leave out all nodes.
         """
-        nodes, among = self._here(), self._strategy.participation
-        nodes = self._sample(nodes, among.drawn(len(nodes)), f"{number} train")
-        needed = among.needed(len(nodes))
-        resting = self._exchange.resting()
-        return [node for node in nodes if node not in resting] or nodes, needed
-
-    def _here(self) -> list[int]:
-        """Wait for a node, and return the present nodes; forget those that left long ago."""
-        nodes, state = self._grid.wait_for_nodes(), self._state
+        nodes, among, state = self._grid.wait_for_nodes(), self._strategy.participation, self._state
         self._present = len(nodes)
         if gone := self.session.gone(lambda: nodes):
             kept = state.exchange, state.evaluations, state.screens, state.paces, state.failures
             forget_nodes(gone, *kept)
-        return nodes
+        nodes = self._sample(nodes, among.drawn(len(nodes)), f"{number} train")
+        needed = among.needed(len(nodes))
+        resting = self._exchange.resting()
+        return [node for node in nodes if node not in resting] or nodes, needed
 
     def _sample(self, nodes: list[int], count: int, stream: str) -> list[int]:
         """Return `count` of the nodes, in their order; `stream` names the random stream."""
@@ -369,9 +364,9 @@ class Rounds(Server):
                 failures.leave_out(node, str(error), f"round {number}: ")
         self._measure(asked, sizes, replies, used)
         failures.end_round(number, len(used), count_received(list(replies.values())))
-        self._use(used, rate)
+        self.use(used, rate)
 
-    def _use(self, used: Mapping[int, MetricRecord], rate: float) -> None:
+    def use(self, used: Mapping[int, MetricRecord], rate: float) -> None:
         """Take the step with a round's updates, if any; `used`: the metrics of their nodes."""
         self._state.train_metrics = self._averaged(list(used.values())) if used else None
         if used:

@@ -88,18 +88,18 @@ class NoisyRounds(Rounds):
         nodes: int,
     ) -> None:
         super().__init__(strategy, grid, arrays)
-        self._expect_changes("privacy=node has noise for the changes of parameters")
+        self.expect_changes("privacy=node has noise for the changes of parameters")
         if strategy.count_round is None or privacy.noise is None:
             raise TaskError("privacy=node needs a ledger and its noise: `python run.py` finds both")
         self._count_round, self._rate = strategy.count_round, privacy.rate
-        self._updates = privacy.rate * nodes
+        self.updates = privacy.rate * nodes
         size = self.reported.trained
-        self._mean = NoisyMean(size, privacy.clip, privacy.noise, self._updates)
+        self._mean = NoisyMean(size, privacy.clip, privacy.noise, self.updates)
 
     def advance(self, lr: float, timeout: float) -> bool:
         """Run one round at the learning rate `lr`; return False if no node is available."""
         number = self._state.round + 1
-        asked, needed = self._drawn(number)
+        asked, needed = self.drawn(number)
         if not self._present:
             return False
         self._count_round()
@@ -108,15 +108,19 @@ class NoisyRounds(Rounds):
         self._round(number, asked, needed, lr, timeout)
         return True
 
-    def _drawn(self, number: int) -> tuple[list[int], int]:
-        """Return the nodes to ask, and their number; whether one is asked depends on no other."""
-        nodes, resting = self._here(), self._exchange.resting()
+    def drawn(self, number: int) -> tuple[list[int], int]:
+        """Return the nodes to ask, and their number; whether one is asked depends on no other.
+
+        Nodes that have left are not forgotten, because when that is done depends on their number.
+        """
+        nodes, resting = self._grid.wait_for_nodes(), self._exchange.resting()
+        self._present = len(nodes)
         drawn = SecretDraws().uniform(len(nodes)) < self._rate
         chosen = [node for node, each in zip(nodes, drawn.tolist(), strict=True) if each]
         asked = [node for node in chosen if node not in resting]
         return asked, len(asked)
 
-    def _use(self, used: Mapping[int, MetricRecord], rate: float) -> None:
+    def use(self, used: Mapping[int, MetricRecord], rate: float) -> None:
         """Take the step, also without updates; the metrics of the nodes are told to nobody."""
         self._step(rate, len(used))
         self.session.acks.applied(used)

@@ -59,7 +59,7 @@ class SecureRounds(Rounds):
     def __init__(self, strategy: SparseAveraging, grid: OrderedGrid, arrays: ArrayRecord) -> None:
         super().__init__(strategy, grid, arrays)
         self._options, mode = strategy.secure, strategy.secure.mode
-        self._expect_changes(f"secure={mode} sums the changes of parameters")
+        self.expect_changes(f"secure={mode} sums the changes of parameters")
         assert strategy.codecs.uplink is not None  # conf/rules.py
         self._of = SumOf.of(strategy.codecs.uplink, self.layout, mode)
         self._likes = {k: Message(RecordDict(), 0, f"query.{k}") for k in (KEYS, SHARES, UNMASK)}
@@ -75,7 +75,7 @@ class SecureRounds(Rounds):
     def advance(self, lr: float, timeout: float) -> bool:
         """Run one round at the learning rate `lr`; return False if no node is available."""
         number, failures = self._state.round + 1, self._strategy.failures
-        asked, _ = self._drawn(number)
+        asked, _ = self.drawn(number)
         if not asked:
             return False
         failures.begin_round(asked=len(asked))

@@ -134,6 +134,7 @@ REFUSED = [  # overrides, and a part of the error
     (f"{NODE} schedule=plateau", "give another schedule.metric="),
     (f"{NODE} strategy.follow=differences downlink=int8", "the number of a difference tells who"),
     (f"{NODE} strategy/optimizer=ef21 compression=ef21 downlink=average", "another strategy/optim"),
+    (f"{NODE} compression=esgd", "another compression=: the server keeps this one's indices"),
     (f"{NODE} engine=superlink", "give timeout=600, say: otherwise a slow node"),
     (f"{NODE} downlink=average compression=cesgd strategy.mask_received=true",
      "give strategy.mask_received=false"),
