@@ -61,7 +61,8 @@ def scores(rounds: int, rate: float, noise: float, less: float) -> tuple[Floats,
         canary = node.index - (NODES - CANARIES)
         if canary < 0:
             found, metrics = update(self, node, model, *rest)
-            known.append(found * min(1, CLIP / np.linalg.norm(found.astype(np.float64))))
+            exact = found.astype(np.float64)
+            known.append(exact * min(1.0, CLIP / float(np.linalg.norm(exact))))
             return found, metrics
         vector = np.zeros_like(model)
         if there[canary]:
