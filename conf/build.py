@@ -19,6 +19,7 @@ from edgewire.compression.flower.native_tensors import LocalVectors
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.conf.check import build, check_target, parameters_of
+from edgewire.conf.privacy import NODE
 from edgewire.conf.schema import Config, ConfigError, DatasetConfig
 from edgewire.conf.trust import NodeGrants
 from edgewire.task.datasets import Data, Split
@@ -310,8 +311,11 @@ def share_of(config: Config) -> float:
 
 
 def steps_of(config: Config) -> int:
-    """Return the number of mini-batches of one message with differential privacy."""
-    if config.strategy.get("update") == "gradient":
+    """Return the number of noisy steps of one message with differential privacy.
+
+    These are a node's mini-batches, or the one sum of a round.
+    """
+    if config.privacy.unit == NODE or config.strategy.get("update") == "gradient":
         return 1
     epochs = round(config.local_epochs / config.privacy.rate, 6)  # 1 / 0.1 is 10, and not more
     return config.local_steps or math.ceil(epochs)

@@ -16,6 +16,7 @@ from edgewire.compression.codec import Codec
 from edgewire.compression.flower.server.statistics_averaging import ROBUST, wrapped
 from edgewire.compression.quantizers.grid import SummableQuantizer
 from edgewire.compression.validation import FOREVER
+from edgewire.conf.privacy import SAMPLE
 from edgewire.conf.schema import Config, ConfigError
 
 if TYPE_CHECKING:  # these modules import torch
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # these modules import torch
 # 4.2), and the proof for Bulyan needs 4 f + 3 nodes (El Mhamdi et al. 2018, section 4).
 KRUM, BULYAN, MORE = 2, 4, 3
 LEAST = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")  # Flower waits for these
+CROWD = 1000  # the fewest nodes of which privacy=node hides one without `privacy.anyway`
 MEDIAN = 3  # the fewest updates of which a median leaves some out
 ENTROPY = "give compression.coder=entropy downlink.coder=entropy"
 Rows = dict[str, Any]  # by the error's text, a condition that is true if the choice is refused
@@ -69,6 +71,7 @@ def check(choice: Choice) -> None:
     _expect(_messages(choice))
     if config.privacy.on:
         _expect(_private(choice))
+        _expect(_sample(choice) if config.privacy.unit == SAMPLE else _node(choice))
 
 
 def check_flower(strategy: Strategy, config: Config) -> None:
@@ -154,29 +157,36 @@ def _methods(c: Choice) -> Rows:
 
 
 def _private(c: Choice) -> Rows:
-    """Return the rows of what would send values of the samples that no noise covers."""
-    s, config, sparsifier = c.strategy, c.config, c.codecs.uplink.sparsifier
-    local, name = type(c.local), type(c.local).__name__
-    plain: Any = next(each for each in local.__mro__ if each.__name__ == "LocalAlgorithm")
-    own = local.train is not plain.train or local.loss is not plain.loss
+    """Return the rows of what would give away values of the samples that no noise covers."""
+    config, says = c.config, f"privacy={c.config.privacy.unit}: "
     by_loss = str(config.schedule["_target_"]).endswith(".ReduceOnPlateau")
     by_loss = by_loss and config.schedule.get("metric", "train_loss") == "train_loss"
-    asks = [getattr(each, "fraction_evaluate", 0) for each in wrapped(s)]
-    says = "privacy=sample: "
+    asks = [getattr(each, "fraction_evaluate", 0) for each in wrapped(c.strategy)]
     return {
         f"{says}privacy.noise= is not known: `python run.py` computes it from privacy.epsilon=": (
             config.privacy.noise is None
         ),
-        f"{says}a node of a cut model sends what its layers make of samples, without noise: "
-        "choose a strategy that sends models": not getattr(s, "sends_models", True),
         f"{says}nodes would send exact metrics of their samples: give "
         "strategy.fraction_evaluate=0": any(asks),
+        f"{says}the training loss is not told, so it cannot set the learning rate: give another "
+        "schedule.metric=": by_loss,
+    }
+
+
+def _sample(c: Choice) -> Rows:
+    """Return the rows of what a node would send without the noise of its samples' gradients."""
+    s, config, sparsifier = c.strategy, c.config, c.codecs.uplink.sparsifier
+    local, name = type(c.local), type(c.local).__name__
+    plain: Any = next(each for each in local.__mro__ if each.__name__ == "LocalAlgorithm")
+    own = local.train is not plain.train or local.loss is not plain.loss
+    says = "privacy=sample: "
+    return {
+        f"{says}a node of a cut model sends what its layers make of samples, without noise: "
+        "choose a strategy that sends models": not getattr(s, "sends_models", True),
         f"{says}strategy=qfedavg weights nodes by their losses, which are not sent: choose "
         "another strategy": any(isinstance(each, QFedAvg) for each in wrapped(s)),
         f"{says}the sparsifier {sparsifier.name} chooses by the loss, which has no noise: choose "
         "another compression=": sparsifier.repeats and getattr(sparsifier, "keep", "") != "random",
-        f"{says}the training loss is not sent, so it cannot set the learning rate: give another "
-        "schedule.metric=": by_loss,
         f"{says}{name} has a train() or loss() of its own, to which no noise is added: override "
         "begin, correct and end": own,
         f"{says}the scale of float16 depends on the samples: give local.autocast=bfloat16 or "
@@ -185,6 +195,41 @@ def _private(c: Choice) -> Rows:
         "sample has no gradient of its own: choose another objective=": c.objective.batch_loss,
         f"{says}objective.class_weights weights the samples of a mini-batch against each other: "
         "drop it": config.objective.get("class_weights"),
+    }
+
+
+def _node(c: Choice) -> Rows:
+    """Return the rows of a sum that changes by at most `privacy.clip` without one of its nodes."""
+    s, config, kind = c.strategy, c.config, "edgewire.strategy.synchronous.SparseAveraging"
+    if config.strategy["_target_"] != kind:
+        return {"privacy=node is for strategy=sparse_averaging, which adds the noise": True}
+    share, engine = s.participation.fraction_train, str(config.engine["_target_"])
+    uplink, down = c.codecs.uplink, c.codecs.downlink
+    wrong = {
+        **_alike(c, s),
+        "secure=none, because the server has to clip each update": config.secure.mode != "none",
+        "strategy.min_train_nodes=1, because each node is drawn by itself": (
+            s.participation.min_train_nodes > 1
+        ),
+        f"privacy.rate={share:g}, which is strategy.fraction_train": config.privacy.rate != share,
+        "strategy.follow=steps or weights: the number of a difference tells who took part": (
+            s.follow == "differences" and down is not None
+        ),
+        "another compression=: the server keeps this one's indices as long as all fit": (
+            uplink is not None and uplink.sparsifier.repeats
+        ),
+        "another strategy/optimizer=, which does not add up all that it gets": (
+            s.optimizer.incremental
+        ),
+        "timeout=600, say: otherwise a slow node lets the server wait longer for others": (
+            config.timeout >= FOREVER and not engine.endswith(".run_local")
+        ),
+    }
+    return {
+        **{f"privacy=node hides one node in a sum: give {cure}": wrong[cure] for cure in wrong},
+        f"privacy=node hides one of nodes={config.nodes}, and below {CROWD:,} the noise ruins most "
+        "models: give privacy=sample, or privacy.anyway=true": config.nodes < CROWD
+        and not config.privacy.anyway,
     }
 
 
@@ -300,8 +345,7 @@ def _secure(c: Choice, s: Any) -> Rows:
     Whatever the server does with a single update is refused: it would do nothing, or need what the
     sum is to hide.
     """
-    config, among, how, codec = c.config, s.participation, s.aggregation, c.codecs.uplink
-    screen, down = config.screen, c.codecs.downlink
+    config, among, codec, down = c.config, s.participation, c.codecs.uplink, c.codecs.downlink
     wrong = {
         "compression=grid or lowrank, of which sums can be taken": codec is None
         or not isinstance(codec.quantizer, SummableQuantizer)
@@ -309,19 +353,8 @@ def _secure(c: Choice, s: Any) -> Rows:
         "compression.coder=raw": codec is not None and codec.coder.name != "raw",
         "compression.exact_steps=0": codec is not None and codec.exact_steps > 0,
         "compression.exact=null": codec is not None and bool(codec.exact_names),
-        "strategy.mean=mean": how.mean != "mean",
-        "strategy.weighted_by_key=null": how.weighted_by_key is not None,
-        "strategy.sender_exponent=0": how.sender_exponent != 0,
-        "strategy.quorum=1": among.quorum != 1,
-        "strategy.fraction_evaluate=0": among.fraction_evaluate,
-        "strategy.mask_received=false": s.mask_received,
-        "strategy.deadline=null": s.planning.deadline is not None,
+        **_alike(c, s),
         "strategy.follow=steps": s.follow != "steps" and down is not None,
-        "screen.refuse=null": screen.refuse is not None,
-        "screen.clip=null": screen.clip is not None,
-        "screen.statistics=null": screen.statistics is not None,
-        "screen.weight=null": screen.weight is not None,
-        "local=plain": bool(c.local.vectors),
     }
     mode, drawn_nodes = config.secure.mode, among.drawn(config.nodes)
     on = mode != "none"
@@ -332,6 +365,25 @@ def _secure(c: Choice, s: Any) -> Rows:
         f"secure.least={config.secure.least} nodes are needed for a round of secure={mode}, and "
         f"{drawn_nodes} train in one: give more nodes=, or a larger strategy.fraction_train": on
         and drawn_nodes < config.secure.least,
+    }
+
+
+def _alike(c: Choice, s: Any) -> dict[str, bool]:
+    """Return the cures, and whether each is needed, of a sum in which all nodes count alike."""
+    among, how, screen = s.participation, s.aggregation, c.config.screen
+    return {
+        "strategy.mean=mean": how.mean != "mean",
+        "strategy.weighted_by_key=null": how.weighted_by_key is not None,
+        "strategy.sender_exponent=0": how.sender_exponent != 0,
+        "strategy.quorum=1": among.quorum != 1,
+        "strategy.fraction_evaluate=0": among.fraction_evaluate > 0,
+        "strategy.mask_received=false": s.mask_received,
+        "strategy.deadline=null": s.planning.deadline is not None,
+        "screen.refuse=null": screen.refuse is not None,
+        "screen.clip=null": screen.clip is not None,
+        "screen.statistics=null": screen.statistics is not None,
+        "screen.weight=null": screen.weight is not None,
+        "local=plain": bool(c.local.vectors),
     }
 
 

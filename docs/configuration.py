@@ -59,7 +59,14 @@ it adds its next update; null: 1.
 `exact_steps`: the values of the first so many updates are sent as float32; null: 0.
 """
 PRESETS = ("algorithm", "task")  # groups whose files set options of other groups
-VALUES = ("compression", "downlink", "model", "network", "privacy")  # choices without a class
+VALUES = (
+    "compression",
+    "downlink",
+    "model",
+    "network",
+    "privacy",
+    "secure",
+)  # choices without a class
 KINDS = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}
 ABSURD: dict[type, Any] = {int: -(10**9), float: -1e9, str: "?"}  # always refused
 
@@ -216,7 +223,7 @@ def _choices(group: str, prefix: str, default: str | None) -> list[str]:
     named = inspect.getdoc(SCHEMAS[group]) or "" if group in SCHEMAS else ""
     for path in sorted((HERE / group).glob("*.yaml")):
         content, notes = _load(path), _notes(path)
-        inside = re.match(rf"# @package ({group}\.\w+)\n", path.read_text())
+        inside = re.match(rf"# @package ({group}\.\w+|_global_)\n", path.read_text())
         owner = inside[1] if inside else prefix
         text = f"`{path.stem}`: {sentence(re.sub(r' Use with -m.*', '', _head(path)))}"
         if group == "experiment":
@@ -230,7 +237,8 @@ def _choices(group: str, prefix: str, default: str | None) -> list[str]:
         plain = [key for key in options if key not in notes or group in VALUES]
         if group == "dataset":
             plain = []  # the table lists the data sets' options
-        words = [f"{owner}.{key}={as_text(options[key])}" for key in plain]
+        every = [f"{owner}.{key}={as_text(options[key])}" for key in plain]
+        words = [each.removeprefix("_global_.") for each in every]
         lines += wrap(text, "* ", "  ")
         sets = [*bases, *([f"`{' '.join(words)}`"] if words else [])]
         kind = "Class" if target and target.rpartition(".")[2][0].isupper() else "Function"

@@ -12,10 +12,12 @@ from edgewire.conf.build import objective_of
 from edgewire.conf.check import check_target
 from edgewire.conf.load import load_config
 from edgewire.conf.network import only_virtual
+from edgewire.conf.privacy import NODE
 from edgewire.conf.schema import ConfigError
 from edgewire.conf.trust import output_of
 from edgewire.protocol.choose_grid import bundled
 from edgewire.protocol.run_ended import was_stopped
+from edgewire.strategy.base import ParameterServer
 from edgewire.strategy.ordered_grid import OrderedGrid, count_nodes
 from edgewire.strategy.privacy.ledger import BudgetSpent, Ledger
 from edgewire.strategy.run.checkpoint_file import forget
@@ -40,13 +42,15 @@ def main(grid: Grid, context: Context) -> None:
     check_target("partition", config.partition)  # one error here instead of one at every node
     lasting = grid if isinstance(grid, CheckpointedGrid) else None
     # A run that `flwr run` starts directly uses the nodes that are online. All other runs have a
-    # complete configuration in "config", with the number of nodes.
-    most = config.nodes if context.run_config.get("config") else None
+    # complete configuration in "config", with the number of nodes. With privacy=node, whether a
+    # node takes part must not depend on others, so all do.
+    by_node = config.privacy.unit == NODE
+    most = config.nodes if context.run_config.get("config") and not by_node else None
     nodes = None if lasting else MembershipGrid(bundled(grid), grid.run.run_id, most)
     folder, resume = output_of(context.run_config), bool(context.run_config.get("resume"))
     objective = objective_of(config)
     node_log = NodeLog(nodes or grid, folder, objective.main.name, objective.defined)
-    node_log.losses = not config.privacy.on
+    node_log.losses, node_log.samples = not config.privacy.on, not by_node
     ledger = Ledger(node_log, config, folder) if config.privacy.on else None
     grid = OrderedGrid(ledger or node_log)
     if grid.virtual_seconds is None and (said := only_virtual(config.network)):
@@ -66,6 +70,8 @@ def main(grid: Grid, context: Context) -> None:
         raise ConfigError("resume needs output=, the folder of the run to resume")
     run = Run(config, grid, RunLog(folder, objective, anew=not resume), node_log)
     run.ledger = ledger
+    if ledger is not None and isinstance(run.strategy, ParameterServer):
+        run.strategy.count_round = ledger.count_round
     if nodes is not None:
         nodes.strategy = run.strategy
     shutdown = GracefulShutdown(folder)

@@ -202,6 +202,8 @@ class ParameterServer(RunStrategy):
         # For an evaluation at the nodes: the run's objective, and the rounds between two of them.
         self.objective: Objective | None = None
         self.eval_every = 1
+        # With privacy=node: writes a round into the ledger, before the round begins.
+        self.count_round: Callable[[], None] | None = None
 
     def _ordered(self, grid: Grid) -> OrderedGrid:
         """Return the grid in the nodes' order; it refuses replies to messages that are not open."""

@@ -1,5 +1,6 @@
 """Makes the strategy that a YAML file in conf/strategy/ names; new strategies need no code here."""
 
+from functools import partial
 from typing import cast
 
 from flwr.serverapp.strategy import Strategy
@@ -8,10 +9,12 @@ from edgewire.compression.batchnorm import expect_matches
 from edgewire.compression.layout import Layout
 from edgewire.conf.build import local_of, objective_of
 from edgewire.conf.check import build, codec_of, codecs_of
+from edgewire.conf.privacy import NODE
 from edgewire.conf.rules import Choice, check, evaluates
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.base import ParameterServer, RunStrategy
 from edgewire.strategy.federated import Federated
+from edgewire.strategy.privacy.rounds import NoisyRounds
 from edgewire.strategy.secure.rounds import SecureRounds
 from edgewire.strategy.synchronous import SparseAveraging
 from edgewire.task.datasets import Data
@@ -41,6 +44,9 @@ def made(config: Config, data: Data | None = None) -> RunStrategy:
             strategy.objective, strategy.eval_every = objective, config.eval_every
         if config.secure.mode != "none":
             cast(SparseAveraging, strategy).rounds = SecureRounds
+        if config.privacy.unit == NODE:
+            noisy = partial(NoisyRounds, privacy=config.privacy, nodes=config.nodes)
+            cast(SparseAveraging, strategy).rounds = noisy
         scheme = cast(RunStrategy, strategy)
     else:
         scheme = Federated(strategy, codecs, config.screen, objective)

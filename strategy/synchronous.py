@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from logging import getLogger
 from typing import Any, cast
@@ -44,6 +44,7 @@ from edgewire.strategy.deadline import Deadline, DeadlinePlanner, Measurement, N
 from edgewire.strategy.node_sums import NodeEvaluation
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.server import PLAIN_SGD, ModelState, Server
+from edgewire.task.errors import TaskError
 from edgewire.task.optimizers import ServerOptimizer
 
 FOLLOWS = ("steps", "differences", "weights")  # how nodes get the newest model
@@ -125,7 +126,7 @@ class SparseAveraging(ParameterServer):
     State = AveragingState
     state: AveragingState
     no_steps = "give strategy/optimizer="
-    rounds: type[Rounds] | None = None  # the class that runs the rounds; None: `Rounds`
+    rounds: Callable[..., Rounds] | None = None  # what runs the rounds; None: `Rounds`
 
     def __init__(
         self,
@@ -197,6 +198,8 @@ class SparseAveraging(ParameterServer):
 class Rounds(Server):
     """Runs `SparseAveraging` round by round; `state` holds all that a checkpoint needs."""
 
+    updates = 0.0  # the updates of a round, as nodes are told them; 0: as many as there are
+
     def __init__(self, strategy: SparseAveraging, grid: OrderedGrid, arrays: ArrayRecord) -> None:
         state = strategy.state
         planning, uplink, follow = strategy.planning, strategy.codecs.uplink, strategy.follow
@@ -236,14 +239,28 @@ class Rounds(Server):
         `timeout`: the most seconds of the round.
         """
         number = self._state.round + 1
-        asked, needed = self._drawn(number)
+        asked, needed = self.drawn(number)
         if not asked:
             return False
+        self._round(number, asked, needed, lr, timeout)
+        return True
+
+    def _round(self, number: int, asked: list[int], needed: int, lr: float, timeout: float) -> None:
         messages = self._messages(number, asked, needed, lr)
         replies = self._exchange(messages, needed, timeout)
         self._aggregate(number, asked, replies, lr)
         self._state.round = number
-        return True
+
+    def expect_changes(self, why: str) -> None:
+        """Raise `TaskError`, which begins with `why`, for a model with tensors sent as values."""
+        initial = self._strategy.initial
+        others = [] if initial is None else sorted(initial.arrays.keys() - {*initial.frozen})
+        if self.reported.size or others:
+            what = "BatchNorm's statistics" if self.reported.size else others[0]
+            raise TaskError(
+                f"{why}, and {what} would be sent as values: give personal=batchnorm, or a model "
+                "without such tensors"
+            )
 
     def evaluated(self, timeout: float) -> tuple[dict[str, Any], MetricRecord] | None:
         """Let nodes evaluate the newest model; return what `NodeEvaluation` returns.
@@ -278,7 +295,7 @@ class Rounds(Server):
         """
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self.steps.checksum() if verify and not number % verify else None
-        workers = min(needed, len(asked))
+        workers = max(round(self.updates), 1) if self.updates else min(needed, len(asked))
         header = DownlinkHeader(number, workers=workers, checksum=checksum, common=common)
         self.offer(number)
         alike: dict[NodePlan, list[int]] = {}
@@ -295,7 +312,7 @@ class Rounds(Server):
             made |= zip(nodes, (message for message, _ in sent), strict=True)
         return [made[node] for node in asked]
 
-    def _drawn(self, number: int) -> tuple[list[int], int]:
+    def drawn(self, number: int) -> tuple[list[int], int]:
         """Return the nodes to ask, in the grid's order, and the number of replies to wait for.
 
         The choice depends only on the seed and the round. Nodes whose backoff has not ended are
@@ -327,7 +344,7 @@ class Rounds(Server):
         Raises `PayloadError` after too many consecutive rounds that had replies, but no usable
         reply (`FailurePolicy`).
         """
-        state, failures = self._state, self._strategy.failures
+        failures = self._strategy.failures
         used: dict[int, MetricRecord] = {}
         rate = lr if self._strategy.rate is None else self._strategy.rate
         failures.begin_round(asked=len(asked))
@@ -347,7 +364,11 @@ class Rounds(Server):
                 failures.leave_out(node, str(error), f"round {number}: ")
         self._measure(asked, sizes, replies, used)
         failures.end_round(number, len(used), count_received(list(replies.values())))
-        state.train_metrics = self._averaged(list(used.values())) if used else None
+        self.use(used, rate)
+
+    def use(self, used: Mapping[int, MetricRecord], rate: float) -> None:
+        """Take the step with a round's updates, if any; `used`: the metrics of their nodes."""
+        self._state.train_metrics = self._averaged(list(used.values())) if used else None
         if used:
             self._step(rate, len(used))
             self.session.acks.applied(used)

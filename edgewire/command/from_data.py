@@ -67,8 +67,9 @@ def with_noise(composed: DictConfig) -> DictConfig:
     scaled = own.get("standardize") and own.get("mean") is None
     if table or scaled or config.objective.get("class_weights") == BALANCED:
         raise ConfigError(
-            "privacy=sample: means, ranges and class weights of the samples would be sent without "
-            "noise: give those of public data, as dataset.columns=FILE, or dataset.mean= and std="
+            f"privacy={config.privacy.unit}: means, ranges and class weights of the samples would "
+            "be sent without noise: give those of public data, as dataset.columns=FILE, or "
+            "dataset.mean= and std="
         )
     if config.privacy.noise is not None:
         return composed

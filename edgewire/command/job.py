@@ -34,6 +34,7 @@ from edgewire.compression.base import PayloadError
 from edgewire.conf.check import build, check_targets
 from edgewire.conf.load import name_algorithm, typed
 from edgewire.conf.own_packages import INSTALLED, look_in
+from edgewire.conf.privacy import SAMPLE
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.machine.errors import Ended, EngineError
 from edgewire.machine.job import PLACE
@@ -153,7 +154,7 @@ def run(composed: DictConfig, folder: Path) -> None:
         )
     codecs = (config.compression, config.downlink)
     takes = any(each.sparsifier == "energy" and each.fidelity is not None for each in codecs)
-    if "batch_size" in given and config.privacy.on:
+    if "batch_size" in given and config.privacy.unit == SAMPLE:
         log.warning("batch_size= has no effect: privacy.rate= draws the mini-batches")
     if "fidelity" in given and not takes:
         log.warning("fidelity= has no effect: compression=edgewire and downlink=edgewire have it")
@@ -306,10 +307,12 @@ def prepare(config: Config) -> dict[str, Any]:
     fit(scheme, config, data)
     if len(data.train) and asks_nodes(scheme):
         expect_fits(model, objective, data, mean=True)
-    if config.privacy.on and (samples := len(data.train)):
-        if config.privacy.delta >= 1 / samples:
-            text = "privacy.delta=%g allows that a sample is sent whole: give one well below 1/%d"
-            log.warning(text, config.privacy.delta, samples)
+    unit, by_sample = config.privacy.unit, config.privacy.unit == SAMPLE
+    units = len(data.train) if by_sample else config.nodes
+    if config.privacy.on and units and config.privacy.delta >= 1 / units:
+        text = "privacy.delta=%g allows that one %s is not hidden at all: give one well below 1/%d"
+        log.warning(text, config.privacy.delta, unit, units)
+    if by_sample and len(data.train):
         expect_private(model, objective, built.local_of(config).precision, data)
     Schedule(config.schedule, config.lr, objective).step(loss=1.0)
     if len(data.train):

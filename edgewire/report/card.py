@@ -15,7 +15,7 @@ from edgewire.report.format import NOTHING, markdown_table, one_line
 from edgewire.report.node_table import nodes_of
 from edgewire.report.reader import readable, reading
 from edgewire.report.runs import Row, Run, number, read_overrides, read_result, run_of
-from edgewire.report.summary import NAME, answers, data_name, privacy_told, trained
+from edgewire.report.summary import NAME, answers, data_name, hides_nodes, privacy_told, trained
 from edgewire.task.metric import main_of
 from edgewire.task.model_file import MODEL, said_in
 
@@ -52,8 +52,8 @@ Or `python run.py predict RUN FILE` and `python run.py export RUN onnx`.
 * {privacy}"""
 PLAIN = """Nothing hides what single samples have taught the model: federated training keeps
   samples at their nodes, and is no proof of privacy."""
-PRIVATE = """Noise hides each training sample: {}. Other models that were trained on the same
-  samples are not counted, and neither are several samples of one person."""
+PRIVATE = """Noise hides each {}: {}. Other models that were trained on the same
+  samples are not counted, and neither are several {}s of one person."""
 
 
 def write_card(folder: Path) -> None:
@@ -74,6 +74,9 @@ def _parts(run: Run, result: Row, folder: Path) -> Iterator[str]:
     yield f"# {_text(result['model'])} on {_text(data)}"
     yield _text(trained(run), 200)
     told = {key: text for key, text in answers(run).items() if key != "files"}
+    by_node, main = hides_nodes(result), main_of(result).name
+    if by_node:  # the numbers of bytes and failures tell who took part
+        told = {key: told[key] for key in (main, "privacy", "classes") if key in told}
     told["versions"] = ", ".join(f"{k} {v}" for k, v in (result.get("versions") or {}).items())
     columns = json.loads(said_in(str(folder)).get("columns") or "{}")
     for role in ("features", "target"):
@@ -95,16 +98,17 @@ def _parts(run: Run, result: Row, folder: Path) -> Iterator[str]:
         classes = enumerate(zip(result["class_names"], table, strict=True))
         counts = [(name, sum(row), row[at]) for at, (name, row) in classes]
         yield _table(["class", "test samples", "found"], counts)
-    main = main_of(result).name
     keys = ("samples", "uplink_bytes", "downlink_bytes", main)
-    nodes = [(node.label, *map(node.count, keys)) for node in nodes_of(run)]
+    shown = [] if by_node else nodes_of(run)
+    nodes = [(node.label, *map(node.count, keys)) for node in shown]
     yield _table(["node", "samples", "bytes up", "bytes down", f"{main} on its samples"], nodes)
     given = readable(read_overrides, folder) or {}
     # A card goes to others, and a path may name a user.
     given |= {key: _hidden(given[key]) for key in PATHS if key in given}
     command = shlex.join(["python", "run.py", *(f"{key}={text}" for key, text in given.items())])
     bound = privacy_told(result)
-    privacy = PRIVATE.format(_text(bound, 200)) if bound else PLAIN
+    unit = ("node", "node") if by_node else ("training sample", "sample")
+    privacy = PRIVATE.format(unit[0], _text(bound, 200), unit[1]) if bound else PLAIN
     yield USE.format(command=one_line(command.replace("`", "'"), 1000), privacy=privacy)
 
 

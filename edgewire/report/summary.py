@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from edgewire.conf.privacy import NODE
 from edgewire.report.estimate import wilson
 from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
 from edgewire.report.link_time import own_name
@@ -275,8 +276,14 @@ def _worst_class(run: Run) -> str:
 def privacy_told(result: Mapping[str, Any]) -> str:
     """Return a run's epsilon and delta, and its accountant; "" without differential privacy."""
     found = _mapping(result, "privacy")
-    words = (one_line(str(found.get(key)), WIDTH) for key in ("text", "method", "unit"))
-    return "{} by {}, for one {} of a node".format(*words) if found else ""
+    words = (one_line(str(found.get(key)), WIDTH) for key in ("text", "method"))
+    unit = "node" if hides_nodes(result) else "sample of a node"
+    return "{} by {}, for one {}".format(*words, unit) if found else ""
+
+
+def hides_nodes(result: Mapping[str, Any]) -> bool:
+    """Return whether differential privacy hides who took part in a run."""
+    return bool(_mapping(result, "privacy").get("unit") == NODE)
 
 
 def bytes_told(result: Row) -> str:

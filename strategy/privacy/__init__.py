@@ -1,1 +1,1 @@
-"""Differential privacy at the server: the accountant, and the ledger of what nodes release."""
+"""Differential privacy at the server: accountant, ledger of what nodes release, noisy rounds."""

@@ -1,7 +1,9 @@
 """Epsilon and delta of noisy steps, by Google's package `dp-accounting` (the extra `privacy`).
 
-A step is a Gaussian mechanism on a Poisson sample. Data sets are neighbours if one sample of one is
-replaced by an empty one. A bound by Renyi differential privacy (Mironov 2017) at integer orders,
+A step is a Gaussian mechanism on a Poisson sample: of a node's samples, or of the nodes of a run.
+Data sets are neighbours if one sample, or node, of one is replaced by an empty one. The divisor of
+a sum of nodes is fixed, so an empty node is an absent one, and the bound is that of adding or
+removing a node, too. A bound by Renyi differential privacy (Mironov 2017) at integer orders,
 where it has a closed form, decides how many steps fit a budget. The bound that is shown is the
 smaller one of it and of a bound by the distribution of privacy losses, PLD (Koskela et al. 2020).
 """
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 from scipy.stats import binom
 
 from edgewire.conf.build import share_of, steps_of
-from edgewire.conf.privacy import Privacy
+from edgewire.conf.privacy import NODE, Privacy
 from edgewire.conf.schema import Config, ConfigError
 
 RDP, PLD = "RDP", "PLD"
@@ -30,7 +32,7 @@ UNLUCKY = 0.01  # the probability that a node is drawn more often than planned
 
 
 class Mechanism(NamedTuple):
-    """A noisy step: `rate`, the probability that a sample is in it, and its noise multiplier."""
+    """A noisy step: `rate`, the probability that a unit is in it, and its noise multiplier."""
 
     rate: float
     noise: float
@@ -91,10 +93,12 @@ def budget_error(privacy: Privacy, before: Spent) -> ConfigError:
 def planned_messages(config: Config) -> int:
     """Return how many messages the run plans to send to the node that gets the most.
 
-    If nodes are drawn, or answer an asynchronous server at random, a node gets more with the
-    probability `UNLUCKY`; the run then ends earlier.
+    With privacy=node these are the rounds. Otherwise, if nodes are drawn, or answer an asynchronous
+    server at random, a node gets more with the probability `UNLUCKY`; the run then ends earlier.
     """
     strategy, nodes, rounds = config.strategy, config.nodes, config.rounds
+    if config.privacy.unit == NODE:
+        return rounds
     pushes = strategy.get("pushes") is not None  # `config.rounds` is their number
     share = min((strategy.get("most") or 1) / nodes, 1) if pushes else share_of(config)
     most = rounds if share == 1 else int(binom.isf(UNLUCKY / nodes, rounds, share))

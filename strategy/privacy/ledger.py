@@ -1,6 +1,6 @@
 """The ledger of a run's privacy: what its nodes release, written down before it is asked for.
 
-The guarantee of a run is about all that its nodes have ever sent, also in rounds that a resumed run
+The guarantee of a run is about all that has ever been sent, also in rounds that a resumed run
 repeats. So the ledger, `privacy.jsonl`, is never cut, unlike `history.jsonl`. A line is on the disk
 before the messages are sent that cause what it counts.
 """
@@ -22,6 +22,7 @@ from edgewire.compression.flower.node_names import called
 from edgewire.compression.flower.records import metadata_of
 from edgewire.compression.flower.timed_grid import GridWrapper
 from edgewire.conf.build import steps_of
+from edgewire.conf.privacy import SAMPLE
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.privacy.accounting import (
     Mechanism,
@@ -37,6 +38,7 @@ from edgewire.strategy.run.whole_files import NotWritten
 from edgewire.task.model_file import MODEL, file_of
 
 FILE = "privacy.jsonl"
+EVERY = 0  # stands for all nodes; no node has this id
 CURE = "so what was released is unknown: put it back as it was, or start a new run"
 
 
@@ -49,7 +51,8 @@ class Ledger(GridWrapper):
 
     The epsilon of a run is that of the node with the most steps. A node that appears later than the
     first message may be an earlier one with another id, except on a virtual clock. So it counts
-    from the steps of the node with the most.
+    from the steps of the node with the most. With privacy=node, messages do not count, and each
+    round is one step (`count_round`).
 
     `folder`: the run's folder, whose file goes on. A new ledger begins with that of the run whose
     model this run trains on (`earlier`). The attribute `size` is the file's bytes.
@@ -65,7 +68,8 @@ class Ledger(GridWrapper):
             )
         self._config, self._each, path = config, steps_of(config), Path(folder) / FILE
         self._own = Mechanism(config.privacy.rate, config.privacy.noise)
-        lines, self._before = read(path) if path.exists() else earlier(config)
+        self._unit = config.privacy.unit
+        lines, self._before = read(path, self._unit) if path.exists() else earlier(config)
         self._most = most_steps(config.privacy, self._own, self._before)
         if self._most < self._each:
             raise budget_error(config.privacy, self._before)
@@ -94,9 +98,17 @@ class Ledger(GridWrapper):
         written; then nothing is sent.
         """
         messages = list(messages)
-        if asked := [metadata_of(each)["_dst_node_id"] for each in messages if trains(each)]:
+        asked = [metadata_of(each)["_dst_node_id"] for each in messages if trains(each)]
+        if asked and self._unit == SAMPLE:
             self._spend(asked)
         return super().push_messages(messages, ttl)
+
+    def count_round(self) -> None:
+        """Write down a round of privacy=node, also one without nodes; raises as `push_messages`.
+
+        The line does not name the nodes: epsilon holds for those who do not know them.
+        """
+        self._spend([EVERY])
 
     def _spend(self, asked: Sequence[int]) -> None:
         self._began, steps, options = True, dict(self._steps), self._config.privacy
@@ -105,14 +117,15 @@ class Ledger(GridWrapper):
             steps[node] = steps.get(node, new) + self._each
         worst = max(steps, key=lambda node: steps[node])
         if steps[worst] > self._most:
+            what = "round" if worst == EVERY else f"steps of {called(worst)}"
             raise BudgetSpent(
-                f"with the next steps of {called(worst)}, epsilon would be above privacy.epsilon="
-                f"{options.epsilon:g}"
+                f"with the next {what}, epsilon would be above privacy.epsilon={options.epsilon:g}"
             )
         self._steps = steps
         line = {
             "time": round(time.time(), 3),
-            "nodes": asked,
+            "unit": self._unit,
+            **({} if asked == [EVERY] else {"nodes": asked}),
             "steps": self._each,
             **self._own._asdict(),
             "clip": options.clip,
@@ -150,7 +163,8 @@ class Ledger(GridWrapper):
 def announced(config: Config, folder: Path) -> str:
     """Return the bound of a run that begins, if all goes as planned, or of one that goes on."""
     if (folder / FILE).exists():
-        return f"{told(read(folder / FILE)[1], config)['text']} so far"
+        spent = read(folder / FILE, config.privacy.unit)[1]
+        return f"{told(spent, config)['text']} so far"
     own = Mechanism(config.privacy.rate, config.privacy.noise or math.inf)
     steps = planned_messages(config) * steps_of(config)
     return str(told(with_steps(earlier(config)[1], own, steps), config)["text"])
@@ -169,25 +183,34 @@ def earlier(config: Config) -> tuple[bytes, dict[Mechanism, int]]:
             f"{folder} holds a run without privacy, whose model may tell all of its samples: if "
             f"they are other samples, copy its {MODEL} to another folder"
         )
-    return read(folder / FILE) if (folder / FILE).exists() else (b"", {})
+    file = folder / FILE
+    return read(file, config.privacy.unit) if file.exists() else (b"", {})
 
 
-def read(path: Path) -> tuple[bytes, dict[Mechanism, int]]:
+def read(path: Path, unit: str = SAMPLE) -> tuple[bytes, dict[Mechanism, int]]:
     """Return a ledger's finished lines, and the steps of the node with the most.
 
-    Raises `ConfigError` for a line that cannot be read, or that has fewer steps than the one
-    before.
+    Raises `ConfigError` for a line that cannot be read, that has fewer steps than the one before,
+    or that counts for another unit of privacy.
     """
     spent: dict[Mechanism, int] = {}
+    units = {unit}
     try:
         data = path.read_bytes()
         lines = data[: data.rfind(b"\n") + 1]
         for line in lines.splitlines():
-            given = json.loads(line)["spent"]
-            now = {Mechanism(float(rate), float(noise)): int(n) for rate, noise, n in given}
+            said = json.loads(line)
+            units.add(said["unit"])
+            now = {Mechanism(float(rate), float(noise)): int(n) for rate, noise, n in said["spent"]}
             if any(now.get(each, 0) < number for each, number in spent.items()):
                 raise ValueError("its steps fall")
             spent = now
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged, {CURE}") from error
+    if units != {unit}:
+        other = min(units - {unit})
+        raise ConfigError(
+            f"{path} counts for privacy={other}, which does not add up with privacy={unit}: give "
+            f"privacy={other}, or another model.file="
+        )
     return lines, spent

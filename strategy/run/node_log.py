@@ -87,7 +87,8 @@ class NodeLog(GridWrapper):
     in a reply to an evaluation; None: the reply holds them.
     """
 
-    losses = True  # whether the nodes send the losses of their training
+    losses = True  # whether the file may hold the losses of the nodes' training
+    samples = True  # whether it may hold the nodes' numbers of samples
 
     def __init__(
         self,
@@ -211,7 +212,8 @@ class NodeLog(GridWrapper):
         for _, metrics in records(content, MetricRecord):
             if trains(reply):
                 said = values_of(metrics)
-                activity.samples = _number(said.get(EXAMPLES), activity.samples)
+                if self.samples:
+                    activity.samples = _number(said.get(EXAMPLES), activity.samples)
                 if self.losses:
                     activity.train_loss = _number(said.get(LOSS), activity.train_loss)
             else:

@@ -39,7 +39,6 @@ from edgewire.compression.secure.terms import KEY, expect_bytes, to_bitmap
 from edgewire.compression.wire import StreamSizes
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.synchronous import Rounds, SparseAveraging
-from edgewire.task.errors import TaskError
 
 NO_REPLY = "no reply in time"
 NO_CERTIFICATE = "it has no certificate, and most nodes have: `keys node --renew NAME` makes one"
@@ -64,14 +63,7 @@ class SecureRounds(Rounds):
     def __init__(self, strategy: SparseAveraging, grid: OrderedGrid, arrays: ArrayRecord) -> None:
         super().__init__(strategy, grid, arrays)
         self._options, mode = strategy.secure, strategy.secure.mode
-        initial = strategy.initial
-        others = [] if initial is None else sorted(initial.arrays.keys() - {*initial.frozen})
-        if self.reported.size or others:
-            what = "BatchNorm's statistics" if self.reported.size else others[0]
-            raise TaskError(
-                f"secure={mode} sums the changes of parameters, and {what} would be sent as "
-                "values: give personal=batchnorm, or a model without such tensors"
-            )
+        self.expect_changes(f"secure={mode} sums the changes of parameters")
         assert strategy.codecs.uplink is not None  # conf/rules.py
         self._of = SumOf.of(strategy.codecs.uplink, self.layout, mode)
         self._likes = {k: Message(RecordDict(), 0, f"query.{k}") for k in (KEYS, SHARES, UNMASK)}
@@ -89,7 +81,7 @@ class SecureRounds(Rounds):
     def advance(self, lr: float, timeout: float) -> bool:
         """Run one round at the learning rate `lr`; return False if no node is available."""
         number, failures = self._state.round + 1, self._strategy.failures
-        asked, _ = self._drawn(number)
+        asked, _ = self.drawn(number)
         if not asked:
             return False
         failures.begin_round(asked=len(asked))

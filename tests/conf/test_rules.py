@@ -28,6 +28,10 @@ EF21, ADAM = "algorithm=ef21_sgdm", "algorithm=one_bit_adam"
 KEPT = "personal=batchnorm dataset.holdout=0.2 strategy.fraction_evaluate=1"
 PLANNED = "algorithm=edgewire strategy.deadline=1"
 PRIVATE = "privacy=sample privacy.noise=1"
+NODE = (
+    "strategy=sparse_averaging strategy.update=delta privacy=node privacy.noise=1 nodes=1000 "
+    "compression=topk downlink=full"
+)
 REFUSED = [  # overrides, and a part of the error
     ("algorithm=esgd strategy.fraction_train=0", "not one of nodes=4 would train"),
     ("algorithm=esgd strategy.min_train_nodes=5", "strategy.min_train_nodes must be from 0 to"),
@@ -120,6 +124,27 @@ REFUSED = [  # overrides, and a part of the error
     (f"{PRIVATE} schedule=plateau", "give another schedule.metric="),
     (f"{PRIVATE} local.autocast=float16", "give local.autocast=bfloat16 or null"),
     (f"{PRIVATE} objective.class_weights=[1,2]", "objective.class_weights weights the samples"),
+    ("algorithm=fedavg privacy=node privacy.noise=1", "is for strategy=sparse_averaging, which"),
+    (f"{ASYNC} privacy=node privacy.noise=1", "is for strategy=sparse_averaging, which"),
+    (f"{CUT} privacy=node privacy.noise=1", "is for strategy=sparse_averaging, which"),
+    (NODE.replace("privacy.noise=1", ""), "privacy.noise= is not known"),
+    (f"{NODE} nodes=999", "hides one of nodes=999, and below 1,000 the noise ruins most models: "
+     "give privacy=sample, or privacy.anyway=true"),
+    (f"{NODE} secure=sum compression=grid", "give secure=none, because the server has to clip"),
+    (f"{NODE} schedule=plateau", "give another schedule.metric="),
+    (f"{NODE} strategy.follow=differences downlink=int8", "the number of a difference tells who"),
+    (f"{NODE} strategy/optimizer=ef21 compression=ef21 downlink=average", "another strategy/optim"),
+    (f"{NODE} compression=esgd", "another compression=: the server keeps this one's indices"),
+    (f"{NODE} engine=superlink", "give timeout=600, say: otherwise a slow node"),
+    (f"{NODE} downlink=average compression=cesgd strategy.mask_received=true",
+     "give strategy.mask_received=false"),
+    *((f"{NODE} {word}={value}", f"give {word}={cure}") for word, value, cure in (
+        ("strategy.mean", "median", "mean"), ("strategy.sender_exponent", 0.5, 0),
+        ("strategy.weighted_by_key", "num-examples", "null"), ("strategy.quorum", 0.9, 1),
+        ("strategy.deadline", 1, "null"), ("screen.refuse", 9, "null"), ("local", "scaffold",
+        "plain"), ("screen.clip", 9, "null"), ("screen.weight", 9, "null"),
+        ("screen.statistics", 9, "null"), ("strategy.min_train_nodes", 2, 1),
+        ("strategy.fraction_evaluate", 0.1, 0), ("privacy.rate", 0.5, 1))),
     (f"{CUT} compact_records=true", "compact_records=true is for messages with models"),
     ("algorithm=fedavg compression@gradients=topk", "gradients= is for activations' gradients"),
     *((f"{words} {group}.coder=context", "coder=context is for") for words, group in (

@@ -157,15 +157,21 @@ class Federation:
         self.clock = VirtualClock(network, seed)
         self.grid = LocalGrid(self.pool, nodes, self.clock)
 
-    def run(self, rounds=4, timeout=1e9, lr=0.5, after=None, downlink=AVERAGE, **options):
-        """Train synchronously; return the strategy. Call `after` with the number of each round."""
+    def run(
+        self, rounds=4, timeout=1e9, lr=0.5, after=None, downlink=AVERAGE, change=None, **options
+    ):
+        """Train synchronously; return the strategy. Call `after` with the number of each round.
+
+        `change` is called with the strategy before the training.
+        """
         update = self.trainer.config.strategy["update"]
         options = {"verify_every": 0, "update": update, **options}
         codecs = Codecs(self.codec, downlink, options.pop("seed", 0), self.from_seed)
         strategy = strategy_of(
             SparseAveraging, codecs=codecs, optimizer=self.trainer.optimizer, **options
         )
-
+        if change:
+            change(strategy)
         return self._train(strategy, rounds, timeout, lr, after)
 
     def push(self, pushes, timeout=1e9, lr=0.5, downlink=None, **options):

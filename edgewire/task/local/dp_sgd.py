@@ -9,17 +9,12 @@ The guarantee is for data sets that differ in one sample, which is replaced by o
 gradient. So the number n of the node's samples is not hidden, and the sum can be divided by q n.
 """
 
-import math
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
@@ -27,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from edgewire.task.datasets import Data
 from edgewire.task.errors import TaskError, errors_as
 from edgewire.task.flat_model import FlatModel
+from edgewire.task.local.secret_draws import SecretDraws
 from edgewire.task.objectives import Objective
 from edgewire.task.rng import CPU, IsolatedRng
 from edgewire.task.tensors import Tensors, count, leaves, mapped, rows, taken
@@ -38,31 +34,6 @@ CHUNK_BYTES, CHUNK = 64 << 20, 256  # the most bytes and samples of gradients in
 # of the clipping norm: it is lowered by it.
 ROUNDED = 1e-3
 CURE = ": it must neither branch on values (if, item()) nor change buffers in place"
-
-
-class SecretDraws:
-    """Random numbers that nobody can compute from others of them, nor from the run's seed.
-
-    They are made of the key stream of ChaCha20 with a new key of 256 bits from the system's
-    generator. A seed of 64 bits could be found by trying all, and two of 2^32 nodes' seeds would
-    probably be equal: then the difference of their updates has no noise.
-    """
-
-    def __init__(self) -> None:
-        cipher = Cipher(ChaCha20(os.urandom(32), bytes(16)), mode=None)
-        self._stream = cipher.encryptor()
-
-    def uniform(self, size: int) -> Tensor:
-        """Return numbers between 0 and 1, float64 (size,): multiples of 2^-53, plus 2^-54."""
-        bits = np.frombuffer(self._stream.update(bytes(8 * size)), np.uint64) >> np.uint64(11)
-        return torch.from_numpy(bits.astype(np.float64)).add_(0.5).mul_(2.0**-53)
-
-    def normal(self, size: int) -> Tensor:
-        """Return standard normal numbers, float64 (size,), by the Box-Muller transform."""
-        half = (size + 1) // 2
-        radius = self.uniform(half).log_().mul_(-2).sqrt_()
-        angle = self.uniform(half).mul_(2 * math.pi)
-        return torch.cat([radius * angle.cos(), radius * angle.sin()])[:size]
 
 
 class _Loss(nn.Module):

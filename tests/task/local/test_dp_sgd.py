@@ -16,7 +16,8 @@ from edgewire.compression.flower.headers import TrainConfig
 from edgewire.task.errors import TaskError
 from edgewire.task.flat_model import FlatModel, to_array
 from edgewire.task.local import LocalAlgorithm
-from edgewire.task.local.dp_sgd import DpSgd, SampleGradients, SecretDraws, expect_private
+from edgewire.task.local.dp_sgd import DpSgd, SampleGradients, expect_private
+from edgewire.task.local.secret_draws import SecretDraws
 from edgewire.task.objectives.classification import Classification
 from edgewire.task.objectives.regression import Regression
 from tests.runs import configured
