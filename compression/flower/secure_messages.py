@@ -11,9 +11,8 @@ A message has a ConfigRecord `SECURE` for the sum. By message type, its values a
   list at the place that stands before them; `certificates`, a list of the proofs of these keys,
   unless there are none; `roster`, a bitmap over the list; `masks`, the mask keys of the nodes in
   the roster. The reply has `sealed`, the shares for the other nodes.
-- `train.step`: in mode `sum` `sealed`, a bitmap of the nodes that have shared and their shares for
-  this node; in mode `bare` `keys`, `certificates` and `roster`. The reply's payload is the masked
-  update.
+- `train.step`: in mode `sum` `sealed`, the other nodes' shares for this node; in mode `bare`
+  `keys`, `certificates` and `roster`. The reply's payload is the masked update.
 - `query.secure_unmask` (mode `sum`): `alive`, a bitmap, and `round`. The reply has `shares`.
 """
 

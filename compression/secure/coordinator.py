@@ -80,7 +80,9 @@ class Coordinator:
 
     def take_masked(self, node: int, masked: bytes) -> None:
         """Add a node's masked update to the sum."""
-        place = self._expected(node, self._every if self._alive is None else None, self._masked)
+        shared = not self._terms.threshold or len(self._sealed) == len(self._every)
+        due = self._every if shared and self._alive is None else None
+        place = self._expected(node, due, self._masked)
         self._sum += self._packing.from_bytes(masked)
         self._masked.add(place)
 

@@ -36,10 +36,9 @@ class Member:
     same at all nodes and need not be known to the server, such as the run's configuration.
 
     Mode `sum`: `run_key` once, then in each round `mask_key`, `share`, `opened`, `masked`,
-    `unmask`. Mode
-    `bare`: `run_key` once, then `masked_bare` in each round. Methods raise `SecureError` for a
-    message that they refuse, and PayloadError for values that do not fit. The state is then as it
-    was.
+    `unmask`. Mode `bare`: `run_key` once, then `masked_bare` in each round. Methods raise
+    `SecureError` for a message that they refuse, and PayloadError for values that do not fit. The
+    state is then as it was.
     """
 
     def __init__(

@@ -84,11 +84,10 @@ class SecureMod:
     residual. A node deletes its own if a sum could hold fewer than `least` of the same rounds.
 
     `of`: what is summed. `layout`: of the vector. `least`: the fewest nodes of a sum; a node's
-    owner may ask for more by
-    `secure-least` in its `--node-config`. `masks`: False simulates the same integers and bytes
-    without cryptography. `simulated`: whether a node of a context is one of this machine's
-    simulation. `counted`: True if the reply may say the number of local steps; it does in a
-    simulation.
+    owner may ask for more by `secure-least` in its `--node-config`. `masks`: False simulates the
+    same integers and bytes without cryptography. `simulated`: whether a node of a context is one of
+    this machine's simulation. `counted`: True if the reply may say the number of local steps; it
+    does in a simulation.
     """
 
     def __init__(

@@ -152,7 +152,7 @@ REFUSED = [
     (0, "node 10 .* answered before", lambda s: s.take_shares(10, bytes(174))),
     (0, "shares of node 19: 174 bytes", lambda s: s.take_shares(19, bytes(173))),
     (0, "3 of 4 nodes shared .* 4 are needed; missing: 19", lambda s: s.sealed_for(10)),
-    (0, "bytes in this round", lambda s: s.take_masked(10, b"")),
+    (0, "node 10 is not in this step", lambda s: s.take_masked(10, b"")),
     (0, "node 10 is not in this step", lambda s: s.take_unmasked(10, bytes(68))),
     (0, "0 of 4 nodes sent masked", lambda s: s.alive()),
     (0, "0 of 4 nodes sent masked", lambda s: s.totals()),
