@@ -18,8 +18,8 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
-from edgewire.compression.flower.records import UNSTORED as UNSTORED
-from edgewire.compression.flower.records import VOLATILE as VOLATILE
+# As in `edgewire.compression.flower.records`, which a node does not import before it has an app.
+VOLATILE, UNSTORED = "edgewire-volatile", "unstored"
 
 _SAID = re.compile(r"(.*) kept/(\d{0,20})((?:/\d{0,20}:\d{1,20})*)", re.DOTALL)
 _KEEPS = " keeps"

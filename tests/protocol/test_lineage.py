@@ -6,9 +6,11 @@ from flwr.app import ArrayRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgewire.compression.flower import records
 from edgewire.compression.flower.node.state import store_arrays, stored_arrays
 from edgewire.deploy.device.node_database import NodeDatabase
 from edgewire.deploy.device.node_store import open_node_store
+from edgewire.protocol import lineage
 from edgewire.protocol.lineage import (
     Checkpoint,
     RunLineage,
@@ -128,3 +130,7 @@ def test_a_node_with_another_id_starts_anew_and_logs_it(device, caplog):
 def test_a_run_without_a_lineage_keeps_its_state(device):
     for number in range(3):
         assert device.asked(number, None) == list(range(number))
+
+
+def test_the_names_of_what_is_not_stored_are_those_of_the_library():
+    assert (lineage.VOLATILE, lineage.UNSTORED) == (records.VOLATILE, records.UNSTORED)

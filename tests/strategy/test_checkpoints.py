@@ -36,7 +36,8 @@ def words_of(preset):
 
 
 @pytest.mark.few(7)
-@pytest.mark.parametrize("preset", choices("algorithm"))
+# A resumed run of `fedavg_secure` has new keys, so it has more bytes: tests/strategy/secure.
+@pytest.mark.parametrize("preset", sorted({*choices("algorithm")} - {"fedavg_secure"}))
 def test_every_preset_resumes_bit_for_bit(goes_on, preset):
     goes_on(words_of(preset))
 
