@@ -51,10 +51,10 @@ class SecureRounds(Rounds):
 
     In mode `sum` a round has four exchanges: keys, shares, masked updates, and the secrets of the
     masks that do not cancel. In mode `bare` a round has one, and the keys are asked for once. A
-    round that has no sum leaves the model as it is. Its updates return to the nodes' residuals,
-    because the next message says that they were not applied. The first round brings only the sizes
-    of the updates, from which the common scale of the next one follows, so it is not applied
-    either.
+    round that has no sum leaves the model as it is. In mode `bare` its updates return to the nodes'
+    residuals, and in mode `sum` only if enough nodes have them (`SecureMod`). The first round
+    brings only the sizes of the updates, from which the common scale of the next one follows, so it
+    is not applied either.
 
     A run has keys of its own in each session of the server, so a resumed run has new ones. Raises
     `TaskError` for a model with tensors that cannot be summed.
@@ -91,7 +91,7 @@ class SecureRounds(Rounds):
             used, totals = self._summed(number, asked, lr, timeout)
         except PayloadError as error:
             used = []
-            log.warning("round %d has no sum, and its updates stay at the nodes: %s", number, error)
+            log.warning("round %d has no sum, and the model stays as it was: %s", number, error)
         failures.end_round(number, len(used), self._heard)
         self._apply(used, totals, lr)
         self._state.round = number

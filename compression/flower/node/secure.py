@@ -163,6 +163,10 @@ class SecureMod:
             applied = sequence if known.get(GIVEN) else max(sequence - 1, 0)
             header = header._replace(applied=applied or None, undecided=None)
             asked = filled(RecordDict, {**values_of(asked), HEADER: written(header)})
+            # From here on the residual may change, also if the training fails later.
+            kept = known["note"] + bytes([known.get(GIVEN, 0)]) + known["terms"]
+            known[NOTE_OF] = sha256(kept).digest()
+            values_of(state)[KNOWN] = filled(ConfigRecord, known)
         else:
             keys, bitmap, proofs = secure_values(came, "keys", "roster", certificates=[])
             known = _extended(known, keys, proofs, context)
@@ -193,8 +197,7 @@ class SecureMod:
         agreed = self._of.terms(known.get("run", b""), seen[0], nodes)
         if self._of.sums:
             masked = member.masked(agreed, values)
-            kept = known["note"] + bytes([known.get(GIVEN, 0)]) + seen[0].to_bytes()
-            known |= {NOTE_OF: sha256(kept).digest(), GIVEN: 0}
+            known[GIVEN] = 0
         else:
             masked = member.masked_bare(agreed, roster, values, self._floor(context))
         values_of(state)[KNOWN] = filled(ConfigRecord, known)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edgewire.compression.codec import Codec
 from edgewire.compression.flower.node.secure import SecureMod
 from edgewire.compression.flower.records import content_of, metadata_of, records, values_of
-from edgewire.compression.flower.secure_messages import SECURE, secure_record
+from edgewire.compression.flower.secure_messages import SECURE, loss_units, secure_record
 from edgewire.compression.flower.server.acks import AckTracker
 from edgewire.compression.flower.server.session import ServerSession
 from edgewire.compression.quantizers.grid import Grid
@@ -245,9 +245,9 @@ def test_no_update_is_in_two_sums(monkeypatch, tmp_path):
     assert len(back) == 4  # of the first round, in which no levels were summed
 
 
-def test_a_node_that_was_left_out_sends_nothing_of_its_residual(monkeypatch, tmp_path):
-    """A server could let the others empty their residuals without it, and then ask all."""
-    dropping(monkeypatch, "query.secure_keys", 3, {2})
+@pytest.fixture
+def residuals(monkeypatch):
+    """For each encoded update, say whether the node had a residual."""
     before, encode = [], Codec.encode
 
     def encoding(self, *arguments, **options):
@@ -257,9 +257,30 @@ def test_a_node_that_was_left_out_sends_nothing_of_its_residual(monkeypatch, tmp
         return encode(self, *arguments, **options)
 
     monkeypatch.setattr(Codec, "encode", encoding)
+    return before
+
+
+def test_a_node_that_was_left_out_sends_nothing_of_its_residual(residuals, monkeypatch, tmp_path):
+    """A server could let the others empty their residuals without it, and then ask all."""
+    dropping(monkeypatch, "query.secure_keys", 3, {2})
     local_run(tmp_path, *RUN, "rounds=4", "nodes=10")
     # Nine trained in round 3.
-    assert [sum(before[at : at + 10]) for at in (0, 10, 29)] == [0, 10, 9]
+    assert [sum(residuals[at : at + 10]) for at in (0, 10, 29)] == [0, 10, 9]
+
+
+def test_a_node_that_fails_after_its_training_sends_nothing_of_it(residuals, monkeypatch, tmp_path):
+    """Its residual has another round in it than those of the others, and nobody got its update."""
+    asked = []
+
+    def failing(loss):
+        asked.append(loss)
+        return loss_units(math.inf if len(asked) == 11 else loss)
+
+    monkeypatch.setattr("edgewire.compression.flower.node.secure.loss_units", failing)
+    dropping(monkeypatch, "train.step", 2, {1, *range(3, 11)})  # the others fail before theirs
+    local_run(tmp_path, *RUN, "nodes=10")
+    assert result_of(tmp_path)["failures"] == 10
+    assert [sum(residuals[at : at + 10]) for at in (0, 11)] == [0, 9]
 
 
 REFUSED = {
