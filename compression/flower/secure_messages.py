@@ -6,11 +6,11 @@ A message has a ConfigRecord `SECURE` for the sum. By message type, its values a
   key of this node. The reply has `keys`: the node's run key and, in mode `sum`, its mask key of the
   round; and, of a node with a certificate, `certificate`, its proof (`..secure.certificates`), if
   the server asks for it or the run key is new.
-- `query.secure_shares` (mode `sum`): `terms`, that is the round's number, the number of
-  levels, and two hashes; `keys`, run keys that the node does not know yet, which it puts into its
-  list at the place that stands before them; `certificates`, a list of the proofs of these keys,
-  unless there are none; `roster`, a bitmap over the list; `masks`, the mask keys of the nodes in
-  the roster. The reply has `sealed`, the shares for the other nodes.
+- `query.secure_shares` (mode `sum`): `terms` (`SumOf.said`); `keys`, run keys that the node does
+  not know yet, which it puts into its list at the place that stands before them; `certificates`, a
+  list of the proofs of these keys, unless there are none; `roster`, a bitmap over the list;
+  `masks`, the mask keys of the nodes in the roster. The reply has `sealed`, the shares for the
+  other nodes.
 - `train.step`: in mode `sum` `sealed`, the other nodes' shares for this node; in mode `bare`
   `keys`, `certificates` and `roster`. The reply's payload is the masked update.
 - `query.secure_unmask` (mode `sum`): `alive`, a bitmap, and `round`. The reply has `shares`.
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -33,8 +32,8 @@ from ..codec import Codec
 from ..decoder import parts_of
 from ..layout import Layout
 from ..quantizers.grid import OFFSET, SummableQuantizer
-from ..secure import Peer, Roster, SecureError, Terms, threshold_of
-from ..secure.terms import HASH, KEY, NO_KEY, from_bitmap
+from ..secure import Peer, Roster, SecureError, Terms
+from ..secure.terms import KEY, NO_KEY, expect_bytes, from_bitmap
 from .headers import DownlinkHeader, TrainConfig
 from .native_tensors import Arrays
 from .records import Vector, filled, values_of
@@ -43,36 +42,14 @@ SECURE = "secure"  # the name of the ConfigRecord
 KEYS, SHARES, UNMASK = QUERIES = ("secure_keys", "secure_shares", "secure_unmask")
 # A loss is summed in units of 2^-12, up to 2^15; losses beyond that count as 2^15.
 LOSS_UNITS, MOST_LOSS = 1 << 12, 1 << 27
-_HEAD = struct.Struct("<QQ")
+# What a server says of a round before it sends the model: the round's number, how many levels each
+# node sends, 0 in a run's first round, in which nothing is in common yet, and `given_hash`.
+_SAID = struct.Struct("<QQ32s")
 HONEST = (
     "the secure sum hides single updates from an honest-but-curious server, not from one that "
     "invents nodes: docs/privacy.md says how nodes get certificates"
 )
 PLACE = 4  # bytes before run keys: the place of the first of them in the list, little-endian
-
-
-class RoundHashes(NamedTuple):
-    """What a server says of a round before it sends the model: `model_hash`, `orders_hash`.
-
-    `entries`: the number of levels; 0 in a run's first round, in which nothing is in common yet.
-    """
-
-    number: int
-    entries: int
-    model: bytes
-    orders: bytes
-
-    def to_bytes(self) -> bytes:
-        """Return 80 bytes."""
-        return _HEAD.pack(self.number, self.entries) + self.model + self.orders
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> RoundHashes:
-        """Return what `to_bytes` encoded; raises `SecureError` for other bytes."""
-        if len(data) != _HEAD.size + 2 * HASH:
-            raise SecureError("these bytes are no terms of a round")
-        number, entries = _HEAD.unpack_from(data)
-        return cls(number, entries, data[_HEAD.size : -HASH], data[-HASH:])
 
 
 class SumOf(NamedTuple):
@@ -93,25 +70,33 @@ class SumOf(NamedTuple):
         assert isinstance(quantizer, SummableQuantizer)
         return cls(quantizer, parts_of(None, layout), mode == "sum")
 
-    def hashes(
+    def said(
         self, header: DownlinkHeader, orders: TrainConfig, model: Vector, natives: Arrays
-    ) -> RoundHashes:
-        """Return the hashes of a round; raises `PayloadError` for a wrong `header.common`."""
+    ) -> bytes:
+        """Return what the terms say of a round, 48 bytes.
+
+        Raises `PayloadError` for a wrong `header.common`.
+        """
         common = header.common
         entries = 0 if common is None else self.quantizer.entries(common, self.parts)
-        said = model_hash(model, natives), orders_hash(orders, header)
-        return RoundHashes(header.number or 0, entries, *said)
+        return _SAID.pack(header.number or 0, entries, given_hash(header, orders, model, natives))
 
-    def terms(self, run: bytes, said: RoundHashes, nodes: int) -> Terms:
-        """Return the terms of a round of `nodes` nodes in a session.
+    def terms(self, run: bytes, said: bytes) -> Terms:
+        """Return the terms of a round in a session, for what `said` returned.
 
-        The sections are the levels, the sizes, and a loss. Raises `SecureError` for numbers that
-        are out of range.
+        The sections are the levels, if any, the sizes, and a loss. Raises `SecureError` for other
+        bytes, and for numbers that are out of range.
         """
+        expect_bytes("the terms of a round", said, _SAID.size)
+        number, entries, given = _SAID.unpack(said)
         rest = (self.quantizer.tensors(self.parts), OFFSET), (1, MOST_LOSS)
-        levels = ((said.entries, self.quantizer.levels),) if said.entries else ()
-        threshold = threshold_of(nodes) if self.sums else 0
-        return Terms(run, said.number, threshold, (*levels, *rest), 0.0, said.model, said.orders)
+        levels = ((entries, self.quantizer.levels),) if entries else ()
+        return Terms(run, number, (*levels, *rest), given)
+
+
+def has_levels(terms: Terms) -> bool:
+    """Return whether nodes send levels, as in each round but a run's first one."""
+    return len(terms.sections) > 2
 
 
 def loss_units(loss: float | None) -> NDArray[np.int64]:
@@ -121,23 +106,21 @@ def loss_units(loss: float | None) -> NDArray[np.int64]:
     return np.array([np.clip(round(loss * LOSS_UNITS), -MOST_LOSS, MOST_LOSS)], dtype=np.int64)
 
 
-def model_hash(vector: Vector, natives: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return the SHA-256 of a model as its nodes get it: a flat vector, and native tensors."""
-    found = sha256(np.ascontiguousarray(vector, "<f4").data)
-    for name, array in sorted(natives.items()):
-        found.update(f"\0{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.digest()
+def given_hash(
+    header: DownlinkHeader, orders: TrainConfig, model: Vector, natives: Arrays
+) -> bytes:
+    """Return the SHA-256 of all that a message for training says: the model and the settings.
 
-
-def orders_hash(orders: TrainConfig, header: DownlinkHeader) -> bytes:
-    """Return the SHA-256 of what a message for training says beside the model.
-
-    So a server cannot give the other nodes a learning rate or scales with which their updates
-    are 0.
+    So a server cannot give the other nodes a model, a learning rate or scales with which their
+    updates are 0.
     """
-    said = header.number, header.density_factor, header.more_bits, header.common
-    return sha256(json.dumps([orders, said]).encode()).digest()
+    tensors = [(name, array.dtype.str, array.shape) for name, array in sorted(natives.items())]
+    said = [header.number, header.density_factor, header.more_bits, header.common, orders, tensors]
+    found = sha256(json.dumps(said).encode() + b"\0")
+    found.update(np.ascontiguousarray(model, "<f4").data)
+    for name, *_ in tensors:
+        found.update(np.ascontiguousarray(natives[name]).tobytes())
+    return found.digest()
 
 
 def secure_record(**values: Any) -> ConfigRecord:

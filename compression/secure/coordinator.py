@@ -44,13 +44,12 @@ class Coordinator:
     Mode `sum`: `take_shares` of each node, `sealed_for` those that shared, `take_masked`, `alive`
     for those in the sum, `take_unmasked`, `totals`. Mode `bare`: `take_masked` and `totals`. A
     method that takes an answer raises PayloadError for a wrong one and does not use it. ``masks``:
-    as `Member`'s. ``wrong``: nodes whose share of a dropped node's seed does not fit its key; they
-    or the dropped one are at fault.
+    as `Member`'s.
     """
 
     def __init__(self, terms: Terms, roster: Roster, masks: bool = True) -> None:
         self._terms, self._roster, self._masks = terms, roster, Masks(masks)
-        self._bound = binding(terms, roster)
+        self._bound, self._due = binding(terms, roster), roster.threshold
         self._packing = Packing(terms.sections, len(roster))
         self._places = {peer.node: place for place, peer in enumerate(roster.peers)}
         self._sum = np.zeros(self._packing.size, WORD)
@@ -60,7 +59,6 @@ class Coordinator:
         self._masked: set[int] = set()
         self._alive: list[int] | None = None
         self._unmasked: dict[int, bytes] = {}
-        self.wrong: list[int] = []
 
     def take_shares(self, node: int, sealed: bytes) -> None:
         """Take a node's sealed shares, 58 bytes for each other node."""
@@ -80,7 +78,7 @@ class Coordinator:
 
     def take_masked(self, node: int, masked: bytes) -> None:
         """Add a node's masked update to the sum."""
-        shared = not self._terms.threshold or len(self._sealed) == len(self._every)
+        shared = not self._due or len(self._sealed) == len(self._every)
         due = self._every if shared and self._alive is None else None
         place = self._expected(node, due, self._masked)
         self._sum += self._packing.from_bytes(masked)
@@ -109,39 +107,25 @@ class Coordinator:
         """
         self.alive()
         alive, words, peers = self._alive or [], self._sum.copy(), self._roster.peers
-        if self._terms.threshold:
-            answered = self._enough(self._unmasked, "answered to the end")
-            for place in (i for i in self._every if i not in alive):
-                seed, answered = self._mask_seed(place, answered)
+        answered = self._enough(self._unmasked, "answered to the end") if self._due else []
+        for place, peer in enumerate(peers) if self._due else ():
+            # If more than the threshold answered, the second is another choice of shares.
+            seed, other = (self._joined(place, each) for each in (answered, answered[::-1]))
+            fits = place in alive or not self._masks.on
+            if seed != other or not (fits or self._masks.public_key(seed) == peer.mask_key):
+                raise SecureError(f"the shares of a secret of node {peer.node} do not fit")
+            if place in alive:
+                self._masks.add(words, place, {place: seed}, SELF, self._bound, -1)
+            else:
                 secrets = self._masks.secrets(seed, [peers[i].mask_key for i in alive])
                 pairs = dict(zip(alive, secrets, strict=True))
                 self._masks.add(words, place, pairs, PAIR, self._bound)
-            for place in alive:
-                # If more than the threshold answered, this is another choice of shares.
-                seed, other = (self._joined(place, each) for each in (answered, answered[::-1]))
-                if seed != other:
-                    node = peers[place].node
-                    raise SecureError(f"the shares of node {node}'s self mask do not fit together")
-                self._masks.add(words, place, {place: seed}, SELF, self._bound, -1)
         return self._packing.totals(words, len(alive))
-
-    def _mask_seed(self, place: int, answered: list[int]) -> tuple[bytes, list[int]]:
-        """Return a dropped node's seed, and the nodes whose shares of it fit its public key."""
-        peer, due = self._roster.peers[place], self._terms.threshold
-        for turn in range(len(answered)):
-            turned = answered[turn:] + answered[:turn]
-            seed, first = self._joined(place, turned), turned[:due]
-            if not self._masks.on or self._masks.public_key(seed) == peer.mask_key:
-                others = turned[due:] if turn else []
-                bad = [i for i in others if self._joined(place, [i, *first[1:]]) != seed]
-                self.wrong += [self._roster.peers[i].node for i in bad]
-                return seed, [i for i in answered if i not in bad]
-        raise SecureError(f"the shares of node {peer.node}'s mask key do not fit its key")
 
     def _joined(self, place: int, answered: Sequence[int]) -> bytes:
         """Return a node's seed from the shares of the first nodes of ``answered``."""
         cut = slice(place * SHARE, (place + 1) * SHARE)
-        first = answered[: self._terms.threshold]
+        first = answered[: self._due]
         return self._masks.join({i: self._unmasked[i][cut] for i in first})
 
     def _expected(self, node: int, among: Collection[int] | None, taken: Collection[int]) -> int:
@@ -156,7 +140,7 @@ class Coordinator:
 
         0: the threshold, and in mode `bare` all.
         """
-        due = due or self._terms.threshold or len(self._roster)
+        due = due or self._due or len(self._roster)
         if len(there) < due:
             missing = [str(p.node) for i, p in enumerate(self._roster.peers) if i not in there]
             raise SecureError(

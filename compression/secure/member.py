@@ -54,13 +54,13 @@ class Member:
         """
         expect_bytes("the run's nonce", run, RUN)
         if self._state.get("run") != run:
-            self._set(run=run, run_seed=urandom(32), last=self._state.get("last", -1))
+            self._keep(run=run, run_seed=urandom(32), last=self._state.get("last", -1))
         return self._masks.public_key(self._state["run_seed"])
 
     def mask_key(self) -> bytes:
         """Begin a round and give up an open one; return a new public key, 32 bytes."""
         self._expect(None)
-        self._set(stage=KEYED, mask_seed=urandom(SECRET))
+        self._keep(stage=KEYED, mask_seed=urandom(SECRET))
         return self._masks.public_key(self._state["mask_seed"])
 
     def share(
@@ -74,14 +74,12 @@ class Member:
         self._expect(KEYED)
         seed, self_seed = self._state["mask_seed"], urandom(SECRET)
         own, bound = self._entered(terms, roster, least, self._masks.public_key(seed))
-        shares = self._masks.split([self_seed, seed], terms.threshold, len(roster))
+        shares = self._masks.split([self_seed, seed], roster.threshold, len(roster))
         secrets = self._run_secrets(roster, own)
         key = self._with_config(bound)
         sealed = [self._masks.seal(secrets[i], key, (own, i), shares[i] + note) for i in secrets]
-        self._set(
-            stage=SHARED, mask_seed=seed, self_seed=self_seed, shares=shares[own], own=own,
-            roster=roster.to_bytes(), binding=bound, least=least,
-        )  # fmt: skip
+        said = {"roster": roster.to_bytes(), "binding": bound, "least": least, "own": own}
+        self._state.update(said, stage=SHARED, self_seed=self_seed, shares=shares[own])
         return b"".join(sealed)
 
     def opened(self, sealed: bytes) -> list[bytes]:
@@ -100,8 +98,7 @@ class Member:
             plain = self._masks.open(secrets[i], key, (i, own), sealed[at : at + SEALED])
             shares[i] = plain[:SHARES]
             notes.append(plain[SHARES:])
-        self._set(**self._round("mask_seed", "self_seed", "own", "roster", "binding", "least"),
-                  stage=OPENED, shares=b"".join(shares))  # fmt: skip
+        self._state.update(stage=OPENED, shares=b"".join(shares))
         return notes
 
     def masked(self, terms: Terms, values: Sequence[NDArray[Any]]) -> bytes:
@@ -121,8 +118,7 @@ class Member:
         pairs = self._masks.secrets(state["mask_seed"], [*keys.values()])
         self._masks.add(words, own, {own: state["self_seed"]}, SELF, bound)
         self._masks.add(words, own, dict(zip(keys, pairs, strict=True)), PAIR, bound)
-        kept = self._round("own", "least", "shares")
-        self._set(**kept, stage=MASKED, last=terms.round, nodes=len(roster))
+        self._keep("own", "least", "shares", stage=MASKED, last=terms.round, nodes=len(roster))
         return packing.to_bytes(words)
 
     def unmask(self, alive: bytes, number: int) -> bytes:
@@ -138,7 +134,7 @@ class Member:
         alive_now = set(self._allowed(alive, nodes))
         starts = [i * SHARES + (0 if i in alive_now else SHARE) for i in range(nodes)]
         answer = b"".join(state["shares"][start : start + SHARE] for start in starts)
-        self._set()
+        self._keep()
         return answer
 
     def masked_bare(
@@ -151,7 +147,7 @@ class Member:
         words = packing.words(values)
         key = self._with_config(bound)
         self._masks.add(words, own, self._run_secrets(roster, own), BARE, key)
-        self._set(last=terms.round)
+        self._keep(last=terms.round)
         return packing.to_bytes(words)
 
     def _entered(
@@ -194,12 +190,8 @@ class Member:
         if stage is not None and self._state.get("stage") != stage:
             raise SecureError("this message is late, early or repeated in the round")
 
-    def _round(self, *names: str) -> dict[str, Any]:
-        """Return these parts of the round's state."""
-        return {name: self._state[name] for name in names}
-
-    def _set(self, **state: Any) -> None:
-        """Replace the state, except for the run's part of it."""
-        run = self._round(*(n for n in ("run", "run_seed", "last") if n in self._state))
-        self._state.clear()
-        self._state.update(run | state)
+    def _keep(self, *names: str, **others: Any) -> None:
+        """Keep of the state these values and those of the run, and set others."""
+        for name in {*self._state} - {*names, "run", "run_seed", "last"}:
+            del self._state[name]
+        self._state.update(others)

@@ -32,30 +32,25 @@ class Peer(NamedTuple):
 class Terms:
     """What a round adds up; raises `SecureError` for values of another type or size.
 
-    ``run``: 16 random bytes of the server's session. ``threshold``: how many nodes must answer to
-    the end (`threshold_of`); 0 is mode `bare`. ``sections``: (count, most) each: so many integers
-    from -most to most. ``clip``: the bound that the integers stand for. ``model``, ``support``:
-    SHA-256 of the model, and of the entries or the basis that are sent.
+    ``run``: 16 random bytes of the server's session. ``sections``: (count, most) each: so many
+    integers from -most to most. ``given``: SHA-256 of all from which nodes make their integers,
+    such as the model.
     """
 
     run: bytes
     round: int
-    threshold: int
     sections: tuple[tuple[int, int], ...]
-    clip: float
-    model: bytes
-    support: bytes
+    given: bytes
 
     def __post_init__(self) -> None:
-        for name, size in (("run", RUN), ("model", HASH), ("support", HASH)):
-            expect_bytes(f"{name} in the terms", getattr(self, name), size)
+        expect_bytes("run in the terms", self.run, RUN)
+        expect_bytes("given in the terms", self.given, HASH)
         self.to_bytes()
 
     def to_bytes(self) -> bytes:
         """Return an encoding that differs for all other terms."""
-        numbers = _packed("<qQd", self.round, self.threshold, self.clip)
         sections = (_packed("<QQ", *section) for section in self.sections)
-        return self.run + self.model + self.support + numbers + b"".join(sections)
+        return self.run + self.given + _packed("<q", self.round) + b"".join(sections)
 
 
 @dataclass(frozen=True)
@@ -85,9 +80,9 @@ class Roster:
         return len(self.peers)
 
     @property
-    def has_masks(self) -> bool:
-        """Whether the nodes have mask keys: in mode `sum`, not in mode `bare`."""
-        return self.peers[0].mask_key != NO_KEY
+    def threshold(self) -> int:
+        """How many nodes must answer to the end (`threshold_of`); 0 in mode `bare`."""
+        return threshold_of(len(self)) if self.peers[0].mask_key != NO_KEY else 0
 
     def to_bytes(self) -> bytes:
         """Return 72 bytes per node."""
@@ -111,10 +106,7 @@ def threshold_of(nodes: int) -> int:
 
 
 def binding(terms: Terms, roster: Roster) -> bytes:
-    """Return the SHA-256 of terms and roster; raises `SecureError` for another threshold."""
-    due = threshold_of(len(roster)) if roster.has_masks else 0
-    if terms.threshold != due:
-        raise SecureError(f"{len(roster)} nodes have the threshold {due}, not {terms.threshold}")
+    """Return the SHA-256 of terms and roster."""
     said = terms.to_bytes()
     head = b"edgewire secure sum 1" + len(said).to_bytes(8, "little")
     return sha256(head + said + roster.to_bytes()).digest()

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from edgewire.compression.secure import Coordinator, Member, Packing, Terms, roster_of, threshold_of
+from edgewire.compression.secure import Coordinator, Member, Packing, Terms, roster_of
 
 NODES = (10, 50, 100)
 VALUES = (10_000, 62_000)
@@ -91,7 +91,7 @@ def measure(nodes: int, count: int, rounds: int) -> dict[str, Any]:
     values = [[draw.integers(-1, 2, count, dtype=np.int8)] for _ in members]
     found = []
     for number in range(1 + rounds):
-        terms = Terms(run, number, threshold_of(nodes), ((count, 1),), 1.0, bytes(32), bytes(32))
+        terms = Terms(run, number, ((count, 1),), bytes(32))
         found.append(round_of(members, keys, terms, values))
     packed = Packing(((count, 1),), nodes).nbytes
     return {

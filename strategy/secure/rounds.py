@@ -40,7 +40,6 @@ from edgewire.compression.wire import StreamSizes
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.synchronous import Rounds, SparseAveraging
 
-NO_REPLY = "no reply in time"
 NO_CERTIFICATE = "it has no certificate, and most nodes have: `keys node --renew NAME` makes one"
 SPARE = 64  # keys of nodes that have others now, which the list of keys may hold
 log = getLogger("edgewire")
@@ -66,7 +65,6 @@ class SecureRounds(Rounds):
         self.expect_changes(f"secure={mode} sums the changes of parameters")
         assert strategy.codecs.uplink is not None  # conf/rules.py
         self._of = SumOf.of(strategy.codecs.uplink, self.layout, mode)
-        self._likes = {k: Message(RecordDict(), 0, f"query.{k}") for k in (KEYS, SHARES, UNMASK)}
         self._warned = False
         self._begin_session()
 
@@ -102,13 +100,11 @@ class SecureRounds(Rounds):
     ) -> tuple[list[int], list[NDArray[np.int64]]]:
         """Return the nodes in the sum, and the sums of the sections; PayloadError without a sum."""
         common = self._state.common or None
-        header = DownlinkHeader(number, common=common)
-        orders, natives = TrainConfig(lr, number), self.reported.natives
-        said = self._of.hashes(header, orders, self.model, natives)
+        header, orders = DownlinkHeader(number, common=common), TrainConfig(lr, number)
+        said = self._of.said(header, orders, self.model, self.reported.natives)
         while True:  # until all nodes of the roster share
             roster = self._roster(number, asked, timeout)
-            terms = self._of.terms(self._run, said, len(roster))
-            sum_of = Coordinator(terms, roster, self._options.masks)
+            sum_of = Coordinator(self._of.terms(self._run, said), roster, self._options.masks)
             there = {peer.node for peer in roster.peers}
             nodes = [node for node in asked if self._places.get(node) in there]
             bitmap = to_bitmap(there, len(self._keys))
@@ -116,8 +112,7 @@ class SecureRounds(Rounds):
             if not self._of.sums:
                 break
             masks = b"".join(peer.mask_key for peer in roster.peers)
-            more = {"terms": said.to_bytes(), "masks": masks}
-            offers = {node: {**each, **more} for node, each in offers.items()}
+            offers = {n: {**each, "terms": said, "masks": masks} for n, each in offers.items()}
             asked = self._ask(number, SHARES, offers, "sealed", timeout, sum_of.take_shares)
             self._told |= dict.fromkeys(asked, len(self._keys))
             if len(asked) == len(nodes):
@@ -146,6 +141,7 @@ class SecureRounds(Rounds):
                 raise SecureError(f"a certificate of {len(proof)} bytes is too long")
             run_key, masks[node] = keys[:KEY], keys[KEY:]
             if node not in self._places or self._keys[self._places[node]] != run_key:
+                self._told.pop(node, None)  # a node that lost its key has lost the others' keys
                 self._places[node] = len(self._keys)
                 self._keys.append(run_key)
                 self._proofs.append(proof)
@@ -188,35 +184,26 @@ class SecureRounds(Rounds):
         sum_of: Coordinator,
     ) -> list[int]:
         """Let nodes train and add their masked updates; return the nodes in the sum."""
-        used, session = list[int](), self.session
+        session = self.session
         messages = self._messages(number, [*offers], len(offers), lr, common)
         for message, said in zip(messages, offers.values(), strict=True):
-            record = filled(RecordDict, {SECURE: secure_record(**said)})
-            self._count_sent(record)
-            message.content = filled(
-                RecordDict, {**values_of(content_of(message)), **values_of(record)}
-            )
-        replies = self._exchange(messages, len(messages), timeout)
-        self._heard += count_received(list(replies.values()))
-        for node in offers:
-            try:
-                if (reply := replies.get(node)) is None:
-                    raise SecureError(NO_REPLY)
-                header = session.opened(reply, node, number, session.plain_bytes)
-                found = payload_of(content_of(reply))
-                if found is None:
-                    raise SecureError("a reply must hold a masked update")
-                sum_of.take_masked(self._places[node], found[1])
-            except PayloadError as error:
-                self._leave_out(number, node, str(error))
-                continue
+            content = values_of(content_of(message))
+            message.content = filled(RecordDict, {**content, **values_of(self._sent(said))})
+
+        def taken(node: int, reply: Message) -> None:
+            self._heard += count_received([reply])
+            header = session.opened(reply, node, number, session.plain_bytes)
+            found = payload_of(content_of(reply))
+            if found is None:
+                raise SecureError("a reply must hold a masked update")
+            sum_of.take_masked(self._places[node], found[1])
             session.acks.pend(node, header.sequence or 0)
-            self.session.traffic.uplink_entries += self.layout.size
-            self.session.traffic.uplink_entries_whole += self.layout.size
-            self.session.traffic.count_decoded(StreamSizes(0, len(found[1])))
+            session.traffic.uplink_entries += self.layout.size
+            session.traffic.uplink_entries_whole += self.layout.size
+            session.traffic.count_decoded(StreamSizes(0, len(found[1])))
             self._strategy.failures.succeeded(node)
-            used.append(node)
-        return used
+
+        return self._taken(number, messages, [*offers], timeout, taken)
 
     def _ask(
         self,
@@ -233,23 +220,39 @@ class SecureRounds(Rounds):
         `answer`: the name of the answer's value; `others`: as in `secure_values`. `take`: gets a
         node (of the key list, except for `KEYS`) and the values, and may raise `SecureError`.
         """
-        messages, taken = list[Message](), list[int]()
-        for node, said in offers.items():
-            content = filled(RecordDict, {SECURE: secure_record(**said)})
-            self._count_sent(content)
-            messages.append(message_to(node, content, str(number), self._likes[kind]))
-        replies = self._exchange(messages, len(messages), timeout)
-        for node in offers:
+        like, traffic = Message(RecordDict(), 0, f"query.{kind}"), self.session.traffic
+        contents = [self._sent(said) for said in offers.values()]
+        messages = [
+            message_to(node, content, str(number), like)
+            for node, content in zip(offers, contents, strict=True)
+        ]
+
+        def taken(node: int, reply: Message) -> None:
+            if reply.has_error():
+                raise SecureError(reason_of(reply))
+            size = measured(content_of(reply), HEADER)
+            traffic.count_received(size, 0)
+            traffic.uplink_secure_bytes += other_than_payloads(size)
+            values = secure_values(content_of(reply), answer, **others)
+            take(node if kind == KEYS else self._places[node], *values)
+
+        return self._taken(number, messages, [*offers], timeout, taken)
+
+    def _taken(
+        self,
+        number: int,
+        messages: list[Message],
+        nodes: list[int],
+        timeout: float,
+        take: Callable[[int, Message], None],
+    ) -> list[int]:
+        """Send messages to nodes; return those whose reply `take` took without a PayloadError."""
+        replies, taken = self._exchange(messages, len(messages), timeout), list[int]()
+        for node in nodes:
             try:
                 if (reply := replies.get(node)) is None:
-                    raise SecureError(NO_REPLY)
-                if reply.has_error():
-                    raise SecureError(reason_of(reply))
-                size = measured(content_of(reply), HEADER)
-                self.session.traffic.count_received(size, 0)
-                self.session.traffic.uplink_secure_bytes += other_than_payloads(size)
-                values = secure_values(content_of(reply), answer, **others)
-                take(node if kind == KEYS else self._places[node], *values)
+                    raise SecureError("no reply in time")
+                take(node, reply)
                 taken.append(node)
             except PayloadError as error:
                 self._leave_out(number, node, str(error))
@@ -262,10 +265,13 @@ class SecureRounds(Rounds):
         more = {"certificates": proofs} if any(proofs) else {}
         return {"keys": start.to_bytes(PLACE, "little") + keys, **more}
 
-    def _count_sent(self, content: RecordDict) -> None:
+    def _sent(self, said: Mapping[str, Any]) -> RecordDict:
+        """Return a message's values for the sum, and count them as sent."""
+        content = filled(RecordDict, {SECURE: secure_record(**said)})
         size, traffic = measured(content, HEADER), self.session.traffic
         traffic.count_sent(size, 0)
         traffic.downlink_secure_bytes += other_than_payloads(size)
+        return content
 
     def _leave_out(self, number: int, node: int, reason: str) -> None:
         """Count a failure; the node may have lost its keys, so it is asked for them again."""

@@ -41,8 +41,8 @@ from ..secure_messages import (
     PLACE,
     SECURE,
     SHARES,
-    RoundHashes,
     SumOf,
+    has_levels,
     loss_units,
     read_roster,
     secure_record,
@@ -111,9 +111,9 @@ class SecureMod:
         member, known = self._load(context)
         if kind.endswith(KEYS):
             run, certify = secure_values(content, "run", certify=b"")
-            if known.get("run") != run:
-                known = {"run": run, **{n: known[n] for n in (NOTE_OF, GIVEN) if n in known}}
             is_new = values_of(values_of(context.state)[VOLATILE]).get("run") != run
+            if is_new:
+                known = {"run": run, **{n: known[n] for n in (NOTE_OF, GIVEN) if n in known}}
             run_key = member.run_key(run)
             said = {"keys": run_key + (member.mask_key() if self._of.sums else b"")}
             own = Credentials.of(context.node_config) if is_new or certify else None
@@ -126,15 +126,14 @@ class SecureMod:
             terms, keys, bitmap, masks, proofs = secure_values(content, *names, certificates=[])
             known = {**_extended(known, keys, proofs, context), "terms": terms}
             roster = _roster(known, context, bitmap, masks)
-            agreed = self._of.terms(known["run"], RoundHashes.from_bytes(terms), len(roster))
-            floor, note = self._floor(context), _note(known)
-            said = {"sealed": member.share(agreed, roster, floor, note)}
-            known |= {"nodes": len(roster), "note": note}
+            agreed, known["note"] = self._of.terms(known["run"], terms), _note(known)
+            sealed = member.share(agreed, roster, self._floor(context), known["note"])
+            said = {"sealed": sealed}
         else:
             alive, number = secure_values(content, "alive", "round")
             said = {"shares": member.unmask(alive, int.from_bytes(number, "little"))}
             values_of(values_of(context.state)[VOLATILE])[UNSTORED] = True
-            known[GIVEN] = int(RoundHashes.from_bytes(known["terms"]).entries > 0)
+            known[GIVEN] = int(has_levels(self._of.terms(known["run"], known["terms"])))
         values_of(context.state)[KNOWN] = filled(ConfigRecord, known)
         return reply_to(message, filled(RecordDict, {SECURE: secure_record(**said)}))
 
@@ -145,45 +144,28 @@ class SecureMod:
         came, state = content_of(message), context.state
         asked = restored(came)
         _expect_usual(message, asked)
-        header, compacted = read(asked, DownlinkHeader), asked is not came
-        member, known = self._load(context)
+        header, member, known = read(asked, DownlinkHeader), *self._load(context)
+        rest = {name: record for name, record in values_of(asked).items() if name != SECURE}
         if self._of.sums:
             (sealed,) = secure_values(came, "sealed")
-            nodes = known.get("nodes", 0)
-            notes = member.opened(sealed)
-            most_dropped = nodes - max(threshold_of(nodes), self._floor(context))
-            alike = 1 + notes.count(known["note"])
-            if alike < self._floor(context) + most_dropped or known["note"] == NO_NOTE:
-                # A sum could hold the residuals of fewer nodes than the owner allows in a sum.
-                forget_residual(state)
-                known["note"] = NO_NOTE
-            # A reply is added back unless its sum was to be known; what the server says may differ
-            # between nodes.
-            sequence = sequence_of(state)
-            applied = sequence if known.get(GIVEN) else max(sequence - 1, 0)
-            header = header._replace(applied=applied or None, undecided=None)
-            asked = filled(RecordDict, {**values_of(asked), HEADER: written(header)})
-            # From here on the residual may change, also if the training fails later.
-            kept = known["note"] + bytes([known.get(GIVEN, 0)]) + known["terms"]
-            known[NOTE_OF] = sha256(kept).digest()
-            values_of(state)[KNOWN] = filled(ConfigRecord, known)
+            applied = self._applied(member, known, sealed, context)
+            header = header._replace(applied=applied, undecided=None)
+            rest[HEADER] = written(header)
         else:
             keys, bitmap, proofs = secure_values(came, "keys", "roster", certificates=[])
             known = _extended(known, keys, proofs, context)
             roster = _roster(known, context, bitmap)
-            nodes = len(roster)
-        seen, metrics = list[RoundHashes](), dict[str, Any]()
+        seen, metrics = list[bytes](), dict[str, Any]()
 
         def checked(message: Message, context: Context) -> Message:
             seen.append(self._seen(message, header))
-            if self._of.sums and seen[0].to_bytes() != known.get("terms"):
+            if self._of.sums and seen[0] != known.get("terms"):
                 raise SecureError("the model or the settings are not those of the round's terms")
             reply = call_next(message, context)
             for _, said in [] if reply.has_error() else records(content_of(reply), MetricRecord):
                 metrics.update(values_of(said))
             return reply
 
-        rest = {name: record for name, record in values_of(asked).items() if name != SECURE}
         passed = with_content(message, filled(RecordDict, rest))
         ours = {name: values_of(state).pop(name) for name in RECORDS if name in values_of(state)}
         try:
@@ -193,8 +175,8 @@ class SecureMod:
         if reply.has_error():
             return reply
         answered = restored(content_of(reply))
-        values = self._values(answered, metrics, scaled=seen[0].entries > 0)
-        agreed = self._of.terms(known.get("run", b""), seen[0], nodes)
+        agreed = self._of.terms(known.get("run", b""), seen[0])
+        values = self._values(answered, metrics, scaled=has_levels(agreed))
         if self._of.sums:
             masked = member.masked(agreed, values)
             known[GIVEN] = 0
@@ -205,16 +187,39 @@ class SecureMod:
         if STEPS in metrics and (self._counted or self._simulated(context)):
             content["metrics"] = filled(MetricRecord, {STEPS: metrics[STEPS]})
         found = filled(RecordDict, content)
-        reply.content = compact(found) if compacted else found
+        reply.content = found if asked is came else compact(found)
         return reply
 
-    def _seen(self, message: Message, header: DownlinkHeader) -> RoundHashes:
+    def _applied(
+        self, member: Member, known: dict[str, Any], sealed: bytes, context: Context
+    ) -> int | None:
+        """Take the others' shares; return the last update that must not return to the residual.
+
+        Deletes a residual of which a sum could hold those of fewer nodes than the owner allows.
+        """
+        notes, floor = member.opened(sealed), self._floor(context)
+        nodes = len(notes) + 1
+        most_dropped = nodes - max(threshold_of(nodes), floor)
+        alike = 1 + notes.count(known["note"])
+        if alike < floor + most_dropped or known["note"] == NO_NOTE:
+            forget_residual(context.state)
+            known["note"] = NO_NOTE
+        # From here on the residual may change, also if the training fails later.
+        kept = known["note"] + bytes([known.get(GIVEN, 0)]) + known["terms"]
+        known[NOTE_OF] = sha256(kept).digest()
+        values_of(context.state)[KNOWN] = filled(ConfigRecord, known)
+        # A reply is added back unless its sum was to be known; what the server says may differ
+        # between nodes.
+        sequence = sequence_of(context.state)
+        return (sequence if known.get(GIVEN) else max(sequence - 1, 0)) or None
+
+    def _seen(self, message: Message, header: DownlinkHeader) -> bytes:
         """Return what the app gets, as the round's terms say it."""
         content = values_of(content_of(message))
         arrays, orders = content["arrays"], TrainConfig.of(values_of(content["config"]))
         if orders.number != header.number or orders.config() != values_of(content["config"]):
             raise SecureError("the message has other settings than a round of a secure sum")
-        return self._of.hashes(header, orders, to_vector(arrays), natives_of(arrays))
+        return self._of.said(header, orders, to_vector(arrays), natives_of(arrays))
 
     def _values(
         self, answered: RecordDict, metrics: dict[str, Any], *, scaled: bool
@@ -257,25 +262,15 @@ def _extended(
     if more and (own := Credentials.of(context.node_config)) is not None:
         proofs = [each if isinstance(each, bytes) else b"" for each in proofs] + [b""] * len(more)
         found = [own.holder(proofs[i], known["run"], key) for i, key in enumerate(more)]
-        known["holders"] = "\n".join(_holders(known)[:start] + found)
-    elif more:
-        known.pop("holders", None)
+        known["holders"] = [*known.get("holders", [])[:start], *found]
     return known
-
-
-def _holders(known: dict[str, Any]) -> list[str]:
-    """Return a line for each run key that a node knows."""
-    found: list[str] = known.get("holders", "").splitlines()
-    missing = len(known["keys"]) // KEY - len(found)
-    return found + [" the node had no CA when a key came"] * missing
 
 
 def _roster(known: dict[str, Any], context: Context, *said: bytes) -> Roster:
     """Return a roster, as `read_roster` does; a node with a CA expects a holder of each key."""
     roster = read_roster(known["keys"], *said)
     if context.node_config.get(CA):
-        holders = _holders(known)
-        expect_holders([holders[peer.node] for peer in roster.peers])
+        expect_holders([known["holders"][peer.node] for peer in roster.peers])
     return roster
 
 

@@ -6,14 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgewire.compression.secure import (
-    Coordinator,
-    Member,
-    Roster,
-    Terms,
-    roster_of,
-    threshold_of,
-)
+from edgewire.compression.secure import Coordinator, Member, Roster, Terms, roster_of
 
 # When a node drops: before its shares, before its masked update, before its last answer, never.
 SHARES, UPDATE, ANSWER, NEVER = range(4)
@@ -42,11 +35,8 @@ class Group:
         for node in self.ids:
             self.seen["run key"][node] = self.members[node].run_key(self.run)
 
-    def terms(self, number: int = 1, bare: bool = False, nodes: int = 0, **changes) -> Terms:
-        threshold = 0 if bare else threshold_of(nodes or self.nodes)
-        given = {"clip": 1.0, "model": bytes(32), "support": bytes(32), "run": self.run}
-        given |= {"round": number, "threshold": threshold, "sections": self.sections}
-        return Terms(**given | changes)
+    def terms(self, number: int = 1) -> Terms:
+        return Terms(self.run, number, self.sections, bytes(32))
 
     def roster(self, bare: bool = False, without=()) -> Roster:
         """Begin a round; in mode `sum` each node makes a mask key."""
@@ -65,7 +55,7 @@ class Group:
     def shared(self, number: int = 1, drops=None) -> tuple[Terms, Roster, Coordinator]:
         """Begin a round and let the nodes share their keys; it has no nodes that drop before."""
         gone = [node for node in self.ids if (drops or {}).get(node, NEVER) == SHARES]
-        terms, roster = self.terms(number, nodes=self.nodes - len(gone)), self.roster(without=gone)
+        terms, roster = self.terms(number), self.roster(without=gone)
         server = Coordinator(terms, roster, self.masks)
         for node in self.ids:
             if (drops or {}).get(node, NEVER) > SHARES:
@@ -104,7 +94,7 @@ class Group:
 
     def bare(self, number: int = 1) -> list[np.ndarray]:
         """Run a whole round in mode `bare`."""
-        terms, roster = self.terms(number, bare=True), self.roster(bare=True)
+        terms, roster = self.terms(number), self.roster(bare=True)
         server = Coordinator(terms, roster, self.masks)
         for node in self.ids:
             update = self.members[node].masked_bare(terms, roster, self.values(node))

@@ -75,7 +75,7 @@ class Round:
 
     def bare(self):
         self.group.bare(3)
-        self.terms, self.roster = self.group.terms(3, bare=True), self.group.roster(bare=True)
+        self.terms, self.roster = self.group.terms(3), self.group.roster(bare=True)
 
     def share(self, place=0, peer=None, roster=None, least=2, **terms):
         peers = [*(roster or self.roster).peers]
@@ -148,8 +148,6 @@ REFUSED = {
     "a node without a mask key": (
         TWO, "keyed", lambda r: r.share(1, {"mask_key": bytes(32)})),
     "a key of low order": ("key is invalid", "keyed", lambda r: r.share(1, {"run_key": bytes(32)})),
-    "a low threshold": ("threshold 5, not 4", "keyed", lambda r: r.share(threshold=4)),
-    "mode bare's threshold": ("threshold 5, not 0", "keyed", lambda r: r.share(threshold=0)),
     "a roster without mask keys": (
         NO_KEY, "keyed", lambda r: r.share(roster=r.group.roster(bare=True))),
     "fewer nodes than the owner asks for": (
@@ -170,13 +168,10 @@ REFUSED = {
         "348 bytes are taken, not 406", "shared", lambda r: r.open(r.sealed + r.sealed[:58])),
     "no shares": ("348 bytes are taken, not 0", "shared", lambda r: r.member.opened(b"")),
     "text for shares": ("348 bytes are taken, not str", "shared", lambda r: r.open("shares")),
-    "another model": (DIFFER, "opened", lambda r: r.mask(model=b"m" * 32)),
-    "another support": (DIFFER, "opened", lambda r: r.mask(support=b"s" * 32)),
-    "another clip": (DIFFER, "opened", lambda r: r.mask(clip=2.0)),
+    "another model": (DIFFER, "opened", lambda r: r.mask(given=b"m" * 32)),
     "other sections": (DIFFER, "opened", lambda r: r.mask(sections=((41, 1), (1, 1000)))),
     "another round": (DIFFER, "opened", lambda r: r.mask(round=4)),
     "another session's terms": (DIFFER, "opened", lambda r: r.mask(run=b"r" * 16)),
-    "a threshold that is not due": ("threshold 5, not 4", "opened", lambda r: r.mask(threshold=4)),
     "too few in the sum": (LEFT, "masked", lambda r: r.unmask(*range(4))),
     "it is not in the sum": (LACK, "masked", lambda r: r.unmask(*range(1, 7))),
     "an eighth node of seven": (
@@ -188,14 +183,15 @@ REFUSED = {
     "bare, a round again": (OVER, "bare", lambda r: r.send_bare()),
     "bare, a round before": (OVER, "bare", lambda r: r.send_bare(round=2)),
     "bare, after a round of sums": (
-        OVER, "done", lambda r: r.send_bare(r.group.roster(bare=True), threshold=0)),
+        OVER, "done", lambda r: r.send_bare(r.group.roster(bare=True))),
     "bare, after a round of another session": (OVER, "done_before", lambda r: r.send_bare(
-        r.group.roster(bare=True), threshold=0)),
+        r.group.roster(bare=True))),
     "bare, another run": (OVER, "bare", lambda r: r.send_bare(round=4, run=b"r" * 16)),
     "bare, its key missing": (
         NO_KEY, "bare", lambda r: r.send_bare(Roster(r.roster.peers[1:]), round=4)),
-    "bare, a threshold": (
-        "threshold 0, not 5", "bare", lambda r: r.send_bare(round=4, threshold=5)),
+    "bare, a roster with mask keys": (
+        NO_KEY, "bare", lambda r: r.send_bare(Roster(tuple(
+            p._replace(mask_key=p.run_key[::-1]) for p in r.roster.peers)), round=4)),
 }  # fmt: skip
 
 
@@ -251,8 +247,7 @@ def test_a_sum_of_one_node_or_too_many_is_refused(nodes):
         Roster(peers)
 
 
-WRONG = {"run": b"short", "model": "text", "support": b"", "round": 1 << 63, "threshold": 0.5}
-WRONG |= {"sections": ((1,),), "clip": "1"}
+WRONG = {"run": b"short", "given": "text", "round": 1 << 63, "sections": ((1,),)}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -307,7 +302,7 @@ def test_notes_come_in_the_rosters_order_and_the_server_reads_none(masks):
 def test_in_mode_bare_another_configuration_gives_no_sum():
     """The server does not know the configuration, and the nodes' masks do not cancel."""
     group = Group(4)
-    terms, roster = group.terms(bare=True), group.roster(bare=True)
+    terms, roster = group.terms(), group.roster(bare=True)
     server = Coordinator(terms, roster)
     for node in group.ids:
         member = Member(group.states[node], config=b"c" * 32 if node == NODE else b"")
@@ -376,12 +371,11 @@ def test_a_roster_survives_its_bytes():
 def test_every_field_and_key_changes_the_binding():
     group = Group(4)
     terms, roster = group.terms(), group.roster()
-    changes = [{"run": b"r" * 16}, {"round": 2}, {"sections": ((40, 1),)}, {"clip": 2.0}]
-    changes += [{"model": b"m" * 32}, {"support": b"s" * 32}]
+    changes = [{"run": b"r" * 16}, {"round": 2}, {"sections": ((40, 1),)}, {"given": b"m" * 32}]
     found = [binding(replace(terms, **change), roster) for change in changes]
     for change in ({"node": 11}, {"run_key": OTHER}, {"mask_key": OTHER}):
         first = roster.peers[0]._replace(**change)
         found += [binding(terms, Roster((first, *roster.peers[1:])))]
     found += [binding(terms, roster), binding(terms, Roster(roster.peers[::-1]))]
-    found += [binding(replace(terms, threshold=0), group.roster(bare=True))]
-    assert len(set(found)) == len(found) == 12
+    found += [binding(terms, group.roster(bare=True))]
+    assert len(set(found)) == len(found) == 10

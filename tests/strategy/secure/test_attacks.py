@@ -115,12 +115,12 @@ class Server:
         self.keys |= {i: each[:32] for i, each in keys.items()}
         every = b"".join(self.keys.get(i, bytes([i + 1] * 32)) for i in sorted(self.contexts))
         peers = tuple(Peer(i, keys[i][:32], keys[i][32:]) for i in sorted(nodes))
-        said = self.of.hashes(header, orders, self.model, {})
-        sum_of = Coordinator(self.of.terms(self.run, said, len(nodes)), Roster(peers))
+        said = self.of.said(header, orders, self.model, {})
+        sum_of = Coordinator(self.of.terms(self.run, said), Roster(peers))
         places = bitmap(nodes)
         masks = b"".join(peer.mask_key for peer in peers)
         for i in nodes:
-            shared = {"terms": said.to_bytes(), "keys": bytes(4) + every, "roster": places}
+            shared = {"terms": said, "keys": bytes(4) + every, "roster": places}
             sum_of.take_shares(i, self.ask(i, "shares", "sealed", **shared, masks=masks))
         return sum_of
 

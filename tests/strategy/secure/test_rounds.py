@@ -183,7 +183,7 @@ def test_the_protocol_has_the_bytes_of_the_formula(monkeypatch, tmp_path):
     assert sizes["down", "sealed"] == each * 58 * (n - 1)
     assert sizes["down", "alive"] == sizes["down", "roster"] == each * 2
     assert sizes["down", "keys"] == each * 4 + n * n * 32  # each key once for each node
-    assert sizes["down", "terms"] == each * 80
+    assert sizes["down", "terms"] == each * 48
     assert sizes["down", "run"] == each * 16
     result = result_of(tmp_path)
     assert result["uplink_secure_bytes"] - sum(s for (w, _), s in sizes.items() if w == "up") > 0
