@@ -8,25 +8,22 @@ from typing import Any, cast
 import numpy as np
 from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
-from numpy.typing import NDArray
 
-from edgewire.compression.base import Vector
 from edgewire.compression.flower.headers import EXAMPLES, DownlinkHeader
 from edgewire.compression.flower.records import records
-from edgewire.compression.flower.server.failure_policy import FailurePolicy
 from edgewire.compression.flower.server.model_replies import ModelReplies
-from edgewire.compression.flower.server.norm_screen import Screens
 from edgewire.compression.flower.server.reply_checks import (
     ROUNDING,
     ReplyRules,
     SentMessage,
     most_in_group,
 )
-from edgewire.compression.flower.server.session import ServerSession
 from edgewire.compression.flower.tensor_split import Model, form_of_updates
 from edgewire.compression.flower.uncompressed_warning import Uncompressed
+from edgewire.strategy.base import ParameterServer
 from edgewire.strategy.collector import RoundCollector, RoundCollectorState
 from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.server import Server
 from edgewire.task.objectives import Objective
 from edgewire.task.objectives.base import KEYS
 
@@ -78,48 +75,44 @@ def metrics_of(sums: Mapping[str, Any], samples: float, objective: Objective) ->
 
 
 class NodeEvaluation:
-    """Lets nodes evaluate a model on samples of their own, and adds up the sums in their replies.
+    """Lets nodes evaluate a server's newest model on samples of their own, and adds up their sums.
 
-    `session`, `failures`, `screens`: those of the server that trains the model. `objective`: the
-    run's. `state`: of the exchange, which is apart from that of the training.
+    `server`, `strategy`: those that train the model. `state`: of the exchange over `grid`, which is
+    apart from that of the training. Raises `ValueError` without the run's objective.
     """
 
     def __init__(
         self,
+        server: Server,
+        strategy: ParameterServer,
         grid: OrderedGrid,
-        session: ServerSession,
-        failures: FailurePolicy,
-        screens: Screens,
-        objective: Objective,
         state: RoundCollectorState,
     ) -> None:
-        self._session, self._failures, self._objective = session, failures, objective
+        if (objective := strategy.objective) is None:
+            raise ValueError("fraction_evaluate needs the objective: set strategy.objective")
+        self._server, self._failures, self._objective = server, strategy.failures, objective
         self._exchange = RoundCollector(grid, state)
         self.resting = self._exchange.resting  # the nodes that are not to be asked now
         sums = {EVALUATE: partial(objective.defined, samples=1)}
         rules = ReplyRules(bounds=objective.bounds, sums=sums)
+        session, screens = server.session, server.inbox.screens
         quiet = Uncompressed(session.traffic, enabled=False, downlink=False)
-        self._replies = ModelReplies(session, failures, screens, rules, (), quiet)
+        self._replies = ModelReplies(session, self._failures, screens, rules, (), quiet)
 
     def __call__(
-        self,
-        nodes: Sequence[int],
-        number: int,
-        model: Vector,
-        natives: Mapping[str, NDArray[Any]],
-        needed: int,
-        timeout: float,
+        self, nodes: Sequence[int], number: int, needed: int, timeout: float
     ) -> tuple[dict[str, Any], MetricRecord] | None:
         """Return the sums over the samples of all nodes, and the metrics; None without a reply.
 
-        `number`: the round. `model`, float32 (n,), `natives`: the newest model. `needed`: after how
-        many replies the evaluation ends. `timeout`: seconds.
+        `number`: the round. `needed`: after how many replies the evaluation ends. `timeout`:
+        seconds.
         """
-        session = self._session
-        assert session.layout is not None  # a flat model has one
-        header, form = DownlinkHeader(number), form_of_updates(session.layout)
+        server, session = self._server, self._server.session
+        server.offer(number)
+        header, natives = DownlinkHeader(number), server.reported.natives
         messages = [each for each, _ in session.messages(nodes, EVALUATE, {}, header, natives)]
-        about = number, EVALUATE, "arrays", False, form, Model(model), session.plain_bytes
+        form, model = form_of_updates(server.layout), Model(server.model)
+        about = number, EVALUATE, "arrays", False, form, model, session.plain_bytes
         found = self._exchange(messages, needed, timeout)
         in_flight = self._replies.in_flight
         in_flight.add(messages, [SentMessage(node, *about) for node in nodes])
