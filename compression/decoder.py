@@ -154,10 +154,7 @@ def decode_update(
 
 @quiet
 def decode_trained(
-    payload: Buffer,
-    layout: Layout,
-    before: Indices | None,
-    context: SharedContext | None = None,
+    payload: Buffer, layout: Layout, before: Indices | None, context: SharedContext | None = None
 ) -> tuple[Indices | None, Vector]:
     """Return the indices and values of the trained entries of a payload.
 

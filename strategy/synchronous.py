@@ -33,12 +33,7 @@ from edgewire.compression.flower.server.session import forget_nodes
 from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.strategy.aggregation import EQUAL, Aggregation
-from edgewire.strategy.base import (
-    FLOWER,
-    STEP_MESSAGE,
-    ParameterServer,
-    Started,
-)
+from edgewire.strategy.base import FLOWER, STEP_MESSAGE, ParameterServer, Started
 from edgewire.strategy.collector import RoundCollector, RoundCollectorState
 from edgewire.strategy.deadline import Deadline, DeadlinePlanner, Measurement, NodePace, NodePlan
 from edgewire.strategy.node_sums import NodeEvaluation
@@ -272,12 +267,7 @@ class Rounds(Server):
         return self._evaluation(nodes, number, among.needed(len(nodes)), timeout)
 
     def _messages(
-        self,
-        number: int,
-        asked: list[int],
-        needed: int,
-        lr: float,
-        common: list[int] | None = None,
+        self, number: int, asked: list[int], needed: int, lr: float, common: list[int] | None = None
     ) -> list[Message]:
         """Return the messages that bring each node to the newest version of the model.
 
