@@ -50,28 +50,26 @@ def take_keys(replies: Sequence[Message]) -> tuple[dict[str, Any], float]:
     return joined, samples
 
 
-def totals(means: Mapping[str, Any], samples: float) -> dict[str, Any]:
-    """Return means over samples times the number of samples; counts are whole numbers again."""
-    found = dict[str, Any]()
+def evaluated(
+    means: Mapping[str, Any], samples: float, keys: Mapping[str, Any], objective: Objective
+) -> tuple[dict[str, Any], MetricRecord]:
+    """Return sums over all nodes' samples, and the metrics that they define.
+
+    `means`: over the samples; the sums that are counts are whole numbers again. `keys`: joined
+    lists. A metric beyond a bound by `ROUNDING` gets the bound, and others beyond are left out.
+    """
+    sums, every, within = dict[str, Any](), (-math.inf, math.inf), dict[str, Any]()
     for name, value in means.items():
         total = np.array(value, np.float64) * samples
         near = np.rint(total)
         exact = np.abs(total - near) <= EXACT * np.maximum(np.abs(total), 1.0)
-        found[name] = np.where(exact, near, total).tolist()
-    return found
-
-
-def metrics_of(sums: Mapping[str, Any], samples: float, objective: Objective) -> MetricRecord:
-    """Return the metrics that sums over samples define, without those beyond their bounds.
-
-    A metric beyond a bound by `ROUNDING` gets the bound.
-    """
-    every, within = (-math.inf, math.inf), dict[str, Any]()
+        sums[name] = np.where(exact, near, total).tolist()
+    sums |= keys
     for name, value in objective.defined(sums, samples=samples).items():
         low, high = objective.bounds.get(name, every)
         if low - ROUNDING <= value <= high + ROUNDING:
             within[name] = min(max(value, low), high)
-    return MetricRecord(within)
+    return sums, MetricRecord(within)
 
 
 class NodeEvaluation:
@@ -127,5 +125,4 @@ class NodeEvaluation:
         used = [reply.content for reply in replies if not reply.has_error()]
         if not used:
             return None
-        sums = {**totals(aggregate_metricrecords(used, EXAMPLES), samples), **keys}
-        return sums, metrics_of(sums, samples, self._objective)
+        return evaluated(aggregate_metricrecords(used, EXAMPLES), samples, keys, self._objective)
