@@ -168,14 +168,15 @@ def decode_trained(
 
 @quiet
 def quantized(payload: Buffer, layout: Layout) -> list[Array]:
-    """Return the streams of a payload's quantizer, for a payload of all entries of a vector.
+    """Return the streams of a payload's quantizer, for a payload of this node's own codec.
 
-    ``layout``: the vector's. Raises PayloadError for another payload.
+    ``layout``: the vector's. Raises PayloadError unless the codec has sent all entries.
     """
     parsed = parse(payload, layout, MAX_SIZE)
     if parsed.selected is not None or parsed.exact or parsed.own:
         raise PayloadError("the payload does not hold all entries by one method")
-    return _streams(parsed, None, None)[1]
+    specs = parsed.quantizer.specs(parts_of(None, parsed.layout))
+    return [unpack(parsed.coder, *pair) for pair in zip(parsed.bodies, specs, strict=True)]
 
 
 def declared(
@@ -252,14 +253,6 @@ def _trained(
     parsed: Parsed, before: Indices | None, context: SharedContext | None
 ) -> tuple[Indices | None, Vector]:
     """Return indices and values of all but the exact tensors."""
-    indices, streams, parts = _streams(parsed, before, context)
-    return indices, parsed.quantizer.decode(streams, parts)
-
-
-def _streams(
-    parsed: Parsed, before: Indices | None, context: SharedContext | None
-) -> tuple[Indices | None, list[Array], TensorSlices]:
-    """Return indices, the quantizer's streams and their cut into tensors; as in `_trained`."""
     layout, bodies = parsed.layout, parsed.bodies
     if parsed.own:
         bodies = bodies[:-1]
@@ -284,7 +277,7 @@ def _streams(
     if len(bodies) != len(specs):
         raise PayloadError(f"payload holds {len(bodies)} streams of values, not {len(specs)}")
     streams = [unpack(parsed.coder, *pair) for pair in zip(bodies, specs, strict=True)]
-    return indices, streams, parts
+    return indices, parsed.quantizer.decode(streams, parts)
 
 
 def exact_spec(count: int) -> Spec:

@@ -15,6 +15,7 @@ from .powersgd import Factored, as_matrix, plan
 from .scaling import F4, U1
 
 MOST_BASIS = 1 << 14  # the largest integer of a basis
+RANDOM = -8, 9  # integers of a random basis: from the first number to below the second
 DEPENDENT = 1e-6  # a column whose rest is shorter than this share of it depends on the others
 
 
@@ -93,7 +94,8 @@ class LowRank(SummableQuantizer):
         """
         if step.common is None:
             todo = plan(parts, self.rank)
-            basis, sizes = Basis(todo, 0, _random(todo.sizes[2], step.generator)), None
+            numbers = step.generator.integers(*RANDOM, todo.sizes[2])
+            basis, sizes = Basis(todo, 0, numbers), None
         else:
             basis, sizes = self._read(step.common, parts)
         todo, side = basis.todo, basis.side
@@ -168,7 +170,7 @@ class LowRank(SummableQuantizer):
         side = 0 if total is None else 1 - self._read(common, parts)[0].side
         size = todo.sizes[2 - side]
         sums = np.zeros(size, np.int64) if total is None else total[:size]
-        basis, fresh = np.clip(sums, -MOST_BASIS, MOST_BASIS), _random(size, generator)
+        basis, fresh = np.clip(sums, -MOST_BASIS, MOST_BASIS), generator.integers(*RANDOM, size)
         for place in _places(todo, side):
             here = basis[place].reshape(-1, self.rank)
             np.copyto(here, fresh[place].reshape(here.shape), where=~here.any(axis=0))
@@ -187,17 +189,10 @@ class LowRank(SummableQuantizer):
 def _expected(basis: Basis) -> Basis:
     """Return a basis from elsewhere; raise PayloadError if it does not fit the model."""
     todo, side, numbers = basis
-    if (
-        side > 1
-        or len(numbers) != todo.sizes[2 - side]
-        or np.abs(numbers).max(initial=0) > MOST_BASIS
-    ):
+    fits = side < 2 and len(numbers) == todo.sizes[2 - side]
+    if not fits or np.abs(numbers).max(initial=0) > MOST_BASIS:
         raise PayloadError("the common basis is not one of the model's matrices")
     return basis
-
-
-def _random(size: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    return generator.integers(-8, 9, size)
 
 
 def _places(todo: Factored, side: int) -> list[slice]:
