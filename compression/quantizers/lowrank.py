@@ -33,7 +33,7 @@ class Basis(NamedTuple):
     @property
     def inner(self) -> TensorSlices:
         """The cut of the levels into factors and whole tensors."""
-        pieces = [*_places(self.todo, 1 - self.side), *self.todo.raw]
+        pieces = [*_places(self.todo, 1 - self.side), *(here for _, here in self.todo.raw)]
         return TensorSlices(np.cumsum([0, *(p.stop - p.start for p in pieces)], dtype=np.int64))
 
     def orthonormal(self) -> Iterator[Vector]:
@@ -103,7 +103,7 @@ class LowRank(SummableQuantizer):
         for matrix, columns in zip(todo.matrices, basis.orthonormal(), strict=True):
             m = as_matrix(values[matrix.values], matrix)
             given.append(((m.T if side else m) @ columns).reshape(-1))
-        given += [values[piece] for piece in todo.raw]
+        given += [values[piece] for piece, _ in todo.raw]
         inner = replace(step, common=sizes)
         scales, levels, own = super().encode(np.concatenate(given), basis.inner, inner)
         factors, whole = np.split(levels, [todo.sizes[1 + side]])

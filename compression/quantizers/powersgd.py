@@ -79,7 +79,7 @@ class PowerSgd(Quantizer):
             if scales[number]:  # a tensor of zeros has no information about the subspace
                 here[:] = right
         if todo.raw:
-            np.concatenate([values[piece] for piece in todo.raw], out=raw)
+            np.concatenate([values[piece] for piece, _ in todo.raw], out=raw)
         return scales, p, q, raw
 
     def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
@@ -131,30 +131,27 @@ class Factored(NamedTuple):
     """The tensors that are sent as products, and the tensors that are sent uncompressed."""
 
     matrices: list[Matrix]
-    raw: list[slice]  # the uncompressed tensors' slices of the vector
+    raw: list[tuple[slice, slice]]  # the other tensors' slices of the vector, and of their stream
     sizes: tuple[int, int, int, int]  # entries of the streams: scales (one per product), P, Q, raw
+    entries: int  # of the vector
 
     def multiplied(self, factors: Iterable[tuple[Vector, Vector, float]], raw: Vector) -> Vector:
         """Return the values of all tensors, clipped to finite ones.
 
         ``factors``: P, Q and the scale of each product. ``raw``: the uncompressed tensors' values.
         """
-        pieces = [*(each.values for each in self.matrices), *self.raw]
-        values = np.empty(max((piece.stop for piece in pieces), default=0), dtype=np.float32)
+        values = np.empty(self.entries, dtype=np.float32)
         for matrix, each in zip(self.matrices, factors, strict=True):
             _multiply(*each, values[matrix.values])
-        done = 0
-        for piece in self.raw:
-            size = piece.stop - piece.start
-            values[piece] = raw[done : done + size]
-            done += size
+        for piece, here in self.raw:
+            values[piece] = raw[here]
         return values
 
 
 def plan(parts: TensorSlices, rank: int) -> Factored:
     """Decide, at both ends, which tensors have more entries than P and Q together."""
     matrices: list[Matrix] = []
-    raw: list[slice] = []
+    raw: list[tuple[slice, slice]] = []
     p = q = others = 0
     for number, (start, stop) in enumerate(pairwise(parts.segments.tolist())):
         size = stop - start
@@ -165,9 +162,9 @@ def plan(parts: TensorSlices, rank: int) -> Factored:
             matrices.append(Matrix(slice(start, stop), rows, cols, *where))
             p, q = past_p, past_q
         else:
-            raw.append(slice(start, stop))
+            raw.append((slice(start, stop), slice(others, others + size)))
             others += size
-    return Factored(matrices, raw, (len(matrices), p, q, others))
+    return Factored(matrices, raw, (len(matrices), p, q, others), int(parts.segments[-1]))
 
 
 def _shape(size: int, shape: tuple[int, ...] | None) -> tuple[int, int]:

@@ -134,16 +134,15 @@ def personal_names(module: nn.Module, patterns: Sequence[str] | None) -> frozens
                 f"personal={name} is also {other}, one tensor of two layers: name both, or neither"
             )
     found = tensors_of(module, chosen)
-    if not found.own and chosen.isdisjoint(n for n, _ in (*found.trained, *found.statistics)):
-        raise TaskError(
-            f"personal={listed(patterns)} names frozen tensors alone, which nodes share: name "
-            "tensors that are trained"
-        )
-    if chosen.issuperset(name for name, _ in found.trained):
-        raise TaskError(
-            f"personal={listed(patterns)} names all that is trained, and nothing would be sent: "
-            "name fewer tensors"
-        )
+    kept = [name for name, _ in (*found.trained, *found.statistics, *found.own) if name in chosen]
+    wrong = {
+        "frozen tensors alone, which nodes share: name tensors that are trained": not kept,
+        "all that is trained, and nothing would be sent: name fewer tensors": chosen.issuperset(
+            name for name, _ in found.trained
+        ),
+    }
+    for what in (what for what, refused in wrong.items() if refused):
+        raise TaskError(f"personal={listed(patterns)} names {what}")
     return frozenset(chosen)
 
 
