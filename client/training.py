@@ -1,7 +1,7 @@
 """Local training: computes a node's update from the server's model and the node's data."""
 
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, islice, repeat
 from math import isfinite
 
@@ -47,7 +47,7 @@ from edgewire.task.local.dp_sgd import DpSgd, SampleGradients
 from edgewire.task.process import configure_process
 from edgewire.task.rng import IsolatedRng, stream_seed
 from edgewire.task.steps import Batch, batches, evaluation_batch, summed
-from edgewire.task.tensors import Tensors, count
+from edgewire.task.tensors import count
 
 Vector = NDArray[np.float32]
 Metrics = dict[str, MetricRecordValues]
@@ -75,7 +75,15 @@ class Trainer:
         self._step = self.flat.step_of(self.optimizer)
         self.objective = objective_of(config)
         self.local = local_of(config)
-        self._dp = config.privacy.unit == SAMPLE
+        # With privacy=sample: makes a node's random mini-batches and noisy gradients.
+        self._private: Callable[[Batch], DpSgd] | None = None
+        if (privacy := config.privacy).unit == SAMPLE:
+            assert privacy.noise is not None  # `edgewire.conf.rules`
+            gradients = SampleGradients(self.flat, self.objective, self.local.precision)
+            options = {"rate": privacy.rate, "clip": privacy.clip, "noise": privacy.noise}
+            self._private = partial(DpSgd, gradients, **options)
+        # Then it stands for the loss, which a server expects, and which would tell of the samples.
+        self._no_loss = max(self.objective.least, 0.0)
         self.single = not any(isinstance(m, _BatchNorm) for m in self.flat.module.modules())
         self.samples = Samples(config, self.data, folder)
         names = self.flat.names
@@ -127,7 +135,7 @@ class Trainer:
         the server does not apply the update, because they depend on nothing at the server.
         """
         flat, optimizer = self.flat, self.optimizer
-        inputs, targets = self.samples.of(node, held_back=False)
+        samples = self.samples.of(node, held_back=False)
         flat.load(start, natives, self._own(state))
         if not flat.module.training:
             flat.module.train()
@@ -136,12 +144,10 @@ class Trainer:
             group["lr"] = orders.lr
         generator = self.samples.generator(node, orders.number)
         run = self._local_run(orders, natives, state)
-        if self._dp:
-            run.private = self._private((inputs, targets))
+        run.private = self._private(samples) if self._private else None
+        found = self.batches(samples, generator, orders.most_steps, run.private)
         with self._layers_draws(node, orders.number):
-            loss = self.local.train(
-                run, self.batches(inputs, targets, generator, orders.most_steps, run.private)
-            )
+            loss = self.local.train(run, found)
         _expect_trained(self.local, run, loss)
         if run.private is not None:
             loss = self._no_loss
@@ -161,7 +167,7 @@ class Trainer:
             rounded = float(np.float32(loss))
         metrics: Metrics = {
             LOSS: rounded if np.isfinite(rounded) else loss,
-            EXAMPLES: count(inputs),
+            EXAMPLES: count(samples[0]),
             STEPS: run.steps,
         }
         return flat.state.detach().cpu().numpy(), metrics
@@ -202,9 +208,8 @@ class Trainer:
         flat.load(model, natives)
         if not flat.module.training:
             flat.module.train()
-        if self._dp:
-            samples = self.samples.of(node, held_back=False)
-            private = self._private(samples)
+        if self._private:
+            private = self._private(samples := self.samples.of(node, held_back=False))
             with self._layers_draws(node, number):
                 noisy = private.gradient(next(private.batches())).numpy()
             flat.reset(natives)  # as in `train`
@@ -221,21 +226,6 @@ class Trainer:
             statistics = flat.state[len(gradient) :].detach().cpu().numpy()
             gradient = np.concatenate([gradient, statistics])
         return gradient, metrics
-
-    def _private(self, samples: Batch) -> DpSgd:
-        """Return the random mini-batches and noisy gradients of a node's samples."""
-        options = self.config.privacy
-        assert options.noise is not None  # `edgewire.conf.rules`
-        return DpSgd(self._sample_gradients, samples, options.rate, options.clip, options.noise)
-
-    @property
-    def _no_loss(self) -> float:
-        """What stands for the loss, which a server expects, and which would tell of the samples."""
-        return max(self.objective.least, 0.0)
-
-    @cached_property
-    def _sample_gradients(self) -> SampleGradients:
-        return SampleGradients(self.flat, self.objective, self.local.precision)
 
     def evaluate(
         self,
@@ -270,26 +260,21 @@ class Trainer:
         return IsolatedRng(self.device, stream_seed(self.config.seed, node.index, number) ^ 1)
 
     def batches(
-        self,
-        inputs: Tensors,
-        targets: Tensors,
-        generator: torch.Generator,
-        most: int = 0,
-        private: DpSgd | None = None,
+        self, samples: Batch, generator: torch.Generator, most: int = 0, dp: DpSgd | None = None
     ) -> Iterator[Batch]:
         """Yield shuffled mini-batches: `local_epochs` epochs, or `local_steps` mini-batches.
 
-        `most`: the most steps of the optimiser; 0: no bound. `private`: draws the mini-batches of a
-        run with privacy.
+        `most`: the most steps of the optimiser; 0: no bound. `dp`: draws the mini-batches of a run
+        with privacy.
         """
         config = self.config
-        limit = config.local_steps if private is None else steps_of(config)
+        limit = config.local_steps if dp is None else steps_of(config)
         epochs = repeat(None) if limit is not None else repeat(None, config.local_epochs)
         size, single = config.batch_size, self.single
-        every = (batches(inputs, targets, size, generator, single=single) for _ in epochs)
+        every = (batches(*samples, size, generator, single=single) for _ in epochs)
         most *= self.local.accumulate  # a step of the optimiser takes as many mini-batches
         fewer = most if limit is None else min(limit, most)
-        found = chain.from_iterable(every) if private is None else private.batches()
+        found = chain.from_iterable(every) if dp is None else dp.batches()
         return islice(found, fewer if most else limit)
 
 
@@ -345,8 +330,6 @@ def uplink_of(
     )
     if secure.mode == "none":
         return mod
-    # A virtual clock counts steps; else their number would tell how many samples a node has.
-    alike = config.local_steps is not None
     return SecureMod(
         mod,
         SumOf.of(mod.codec, layout, secure.mode),
@@ -354,7 +337,8 @@ def uplink_of(
         least=secure.least,
         masks=secure.masks,
         simulated=lambda context: is_local(context.run_config),
-        counted=alike,
+        # A virtual clock counts steps; else their number would tell how many samples a node has.
+        counted=config.local_steps is not None,
     )
 
 

@@ -274,11 +274,7 @@ class Codec:
         return self._payload(layout, inner, indices, values, exact, step, context)[0]
 
     def restore(
-        self,
-        payload: Buffer,
-        layout: Layout,
-        memory: Memory,
-        context: SharedContext | None = None,
+        self, payload: Buffer, layout: Layout, memory: Memory, context: SharedContext | None = None
     ) -> None:
         """Add the values of a payload back to the residual, because it was lost or not applied.
 

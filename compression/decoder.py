@@ -139,12 +139,10 @@ def decode_update(
     """
     parsed = parse(payload, layout, max_size, max_tensors, own=own, exact=exact, context=context)
     beside = _own(parsed)
-    if not parsed.exact:
-        indices, values = _trained(parsed, parsed.layout, before, context)
-    else:
+    indices, values = _trained(parsed, before, context)
+    if parsed.exact:
         cut, borders = separate(parsed.layout, parsed.exact), None
         apart = _exact(parsed, cut.exact_size)
-        indices, values = _trained(parsed, cut.layout, before, context)
         if indices is not None:
             borders = find(indices, cut.borders)
             # The narrower indices are deleted before the values are widened.
@@ -156,31 +154,29 @@ def decode_update(
 
 @quiet
 def decode_trained(
-    payload: Buffer,
-    layout: Layout,
-    before: Indices | None,
-    context: SharedContext | None = None,
+    payload: Buffer, layout: Layout, before: Indices | None, context: SharedContext | None = None
 ) -> tuple[Indices | None, Vector]:
     """Return the indices and values of the trained entries of a payload.
 
     ``layout``: the layout of the vector, without the tensors in their own dtype. ``before``,
     ``context`` and the errors are the same as in `decode_update`.
     """
-    parsed = parse(payload, layout, MAX_SIZE, of_vector=True, context=context)
-    layout = separate(parsed.layout, parsed.exact).layout if parsed.exact else parsed.layout
-    return _trained(parsed, layout, before, context)
+    return _trained(
+        parse(payload, layout, MAX_SIZE, of_vector=True, context=context), before, context
+    )
 
 
 @quiet
 def quantized(payload: Buffer, layout: Layout) -> list[Array]:
-    """Return the streams of a payload's quantizer, for a payload of all entries of a vector.
+    """Return the streams of a payload's quantizer, for a payload of this node's own codec.
 
-    ``layout``: the vector's. Raises PayloadError for another payload.
+    ``layout``: the vector's. Raises PayloadError unless the codec has sent all entries.
     """
     parsed = parse(payload, layout, MAX_SIZE)
     if parsed.selected is not None or parsed.exact or parsed.own:
         raise PayloadError("the payload does not hold all entries by one method")
-    return _streams(parsed, parsed.layout, None, None)[1]
+    specs = parsed.quantizer.specs(parts_of(None, parsed.layout))
+    return [unpack(parsed.coder, *pair) for pair in zip(parsed.bodies, specs, strict=True)]
 
 
 def declared(
@@ -254,22 +250,14 @@ def _exact(parsed: Parsed, count: int) -> Vector:
 
 
 def _trained(
-    parsed: Parsed, layout: Layout, before: Indices | None, context: SharedContext | None
+    parsed: Parsed, before: Indices | None, context: SharedContext | None
 ) -> tuple[Indices | None, Vector]:
-    """Return indices and values of all but the exact tensors; `layout`: the layout of these."""
-    indices, streams, parts = _streams(parsed, layout, before, context)
-    return indices, parsed.quantizer.decode(streams, parts)
-
-
-def _streams(
-    parsed: Parsed, layout: Layout, before: Indices | None, context: SharedContext | None
-) -> tuple[Indices | None, list[Array], TensorSlices]:
-    """Return indices, the quantizer's streams and their cut into tensors; as in `_trained`."""
-    bodies = parsed.bodies
+    """Return indices and values of all but the exact tensors."""
+    layout, bodies = parsed.layout, parsed.bodies
     if parsed.own:
         bodies = bodies[:-1]
     if parsed.exact:
-        bodies = bodies[1:]
+        layout, bodies = separate(layout, parsed.exact).layout, bodies[1:]
     if parsed.selected is not None and parsed.selected > layout.size:
         raise PayloadError(f"payload declares {parsed.selected} indices into {layout.size} entries")
     indices: Indices | None = None
@@ -289,7 +277,7 @@ def _streams(
     if len(bodies) != len(specs):
         raise PayloadError(f"payload holds {len(bodies)} streams of values, not {len(specs)}")
     streams = [unpack(parsed.coder, *pair) for pair in zip(bodies, specs, strict=True)]
-    return indices, streams, parts
+    return indices, parsed.quantizer.decode(streams, parts)
 
 
 def exact_spec(count: int) -> Spec:

@@ -32,7 +32,7 @@ from edgewire.compression.screening import Screening
 from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.strategy.aggregation import NodeMeans
 from edgewire.strategy.base import RunStrategy, Started
-from edgewire.strategy.node_sums import EVALUATE, metrics_of, take_keys, totals
+from edgewire.strategy.node_sums import EVALUATE, evaluated, take_keys
 from edgewire.strategy.run.serialization import expect_savable
 from edgewire.task.objectives import Objective
 
@@ -227,8 +227,7 @@ class Federated(RunStrategy, StatisticsAveraging):
         with global_random(f"{self._codecs.seed} {server_round} aggregate_evaluate"):
             found = super().aggregate_evaluate(server_round, replies)
         if found is not None and self._objective is not None:
-            self.evaluated = {**totals(found, samples), **keys}
-            found = metrics_of(self.evaluated, samples, self._objective)
+            self.evaluated, found = evaluated(found, samples, keys, self._objective)
         self.evaluate_metrics = found
         return found
 

@@ -8,25 +8,22 @@ from typing import Any, cast
 import numpy as np
 from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
-from numpy.typing import NDArray
 
-from edgewire.compression.base import Vector
 from edgewire.compression.flower.headers import EXAMPLES, DownlinkHeader
 from edgewire.compression.flower.records import records
-from edgewire.compression.flower.server.failure_policy import FailurePolicy
 from edgewire.compression.flower.server.model_replies import ModelReplies
-from edgewire.compression.flower.server.norm_screen import Screens
 from edgewire.compression.flower.server.reply_checks import (
     ROUNDING,
     ReplyRules,
     SentMessage,
     most_in_group,
 )
-from edgewire.compression.flower.server.session import ServerSession
 from edgewire.compression.flower.tensor_split import Model, form_of_updates
 from edgewire.compression.flower.uncompressed_warning import Uncompressed
+from edgewire.strategy.base import ParameterServer
 from edgewire.strategy.collector import RoundCollector, RoundCollectorState
 from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.server import Server
 from edgewire.task.objectives import Objective
 from edgewire.task.objectives.base import KEYS
 
@@ -53,73 +50,67 @@ def take_keys(replies: Sequence[Message]) -> tuple[dict[str, Any], float]:
     return joined, samples
 
 
-def totals(means: Mapping[str, Any], samples: float) -> dict[str, Any]:
-    """Return means over samples times the number of samples; counts are whole numbers again."""
-    found = dict[str, Any]()
+def evaluated(
+    means: Mapping[str, Any], samples: float, keys: Mapping[str, Any], objective: Objective
+) -> tuple[dict[str, Any], MetricRecord]:
+    """Return sums over all nodes' samples, and the metrics that they define.
+
+    `means`: over the samples; the sums that are counts are whole numbers again. `keys`: joined
+    lists. A metric beyond a bound by `ROUNDING` gets the bound, and others beyond are left out.
+    """
+    sums, every, within = dict[str, Any](), (-math.inf, math.inf), dict[str, Any]()
     for name, value in means.items():
         total = np.array(value, np.float64) * samples
         near = np.rint(total)
         exact = np.abs(total - near) <= EXACT * np.maximum(np.abs(total), 1.0)
-        found[name] = np.where(exact, near, total).tolist()
-    return found
-
-
-def metrics_of(sums: Mapping[str, Any], samples: float, objective: Objective) -> MetricRecord:
-    """Return the metrics that sums over samples define, without those beyond their bounds.
-
-    A metric beyond a bound by `ROUNDING` gets the bound.
-    """
-    every, within = (-math.inf, math.inf), dict[str, Any]()
+        sums[name] = np.where(exact, near, total).tolist()
+    sums |= keys
     for name, value in objective.defined(sums, samples=samples).items():
         low, high = objective.bounds.get(name, every)
         if low - ROUNDING <= value <= high + ROUNDING:
             within[name] = min(max(value, low), high)
-    return MetricRecord(within)
+    return sums, MetricRecord(within)
 
 
 class NodeEvaluation:
-    """Lets nodes evaluate a model on samples of their own, and adds up the sums in their replies.
+    """Lets nodes evaluate a server's newest model on samples of their own, and adds up their sums.
 
-    `session`, `failures`, `screens`: those of the server that trains the model. `objective`: the
-    run's. `state`: of the exchange, which is apart from that of the training.
+    `server`, `strategy`: those that train the model. `state`: of the exchange over `grid`, which is
+    apart from that of the training. Raises `ValueError` without the run's objective.
     """
 
     def __init__(
         self,
+        server: Server,
+        strategy: ParameterServer,
         grid: OrderedGrid,
-        session: ServerSession,
-        failures: FailurePolicy,
-        screens: Screens,
-        objective: Objective,
         state: RoundCollectorState,
     ) -> None:
-        self._session, self._failures, self._objective = session, failures, objective
+        if (objective := strategy.objective) is None:
+            raise ValueError("fraction_evaluate needs the objective: set strategy.objective")
+        self._server, self._failures, self._objective = server, strategy.failures, objective
         self._exchange = RoundCollector(grid, state)
         self.resting = self._exchange.resting  # the nodes that are not to be asked now
         sums = {EVALUATE: partial(objective.defined, samples=1)}
         rules = ReplyRules(bounds=objective.bounds, sums=sums)
+        session, screens = server.session, server.inbox.screens
         quiet = Uncompressed(session.traffic, enabled=False, downlink=False)
-        self._replies = ModelReplies(session, failures, screens, rules, (), quiet)
+        self._replies = ModelReplies(session, self._failures, screens, rules, (), quiet)
 
     def __call__(
-        self,
-        nodes: Sequence[int],
-        number: int,
-        model: Vector,
-        natives: Mapping[str, NDArray[Any]],
-        needed: int,
-        timeout: float,
+        self, nodes: Sequence[int], number: int, needed: int, timeout: float
     ) -> tuple[dict[str, Any], MetricRecord] | None:
         """Return the sums over the samples of all nodes, and the metrics; None without a reply.
 
-        `number`: the round. `model`, float32 (n,), `natives`: the newest model. `needed`: after how
-        many replies the evaluation ends. `timeout`: seconds.
+        `number`: the round. `needed`: after how many replies the evaluation ends. `timeout`:
+        seconds.
         """
-        session = self._session
-        assert session.layout is not None  # a flat model has one
-        header, form = DownlinkHeader(number), form_of_updates(session.layout)
+        server, session = self._server, self._server.session
+        server.offer(number)
+        header, natives = DownlinkHeader(number), server.reported.natives
         messages = [each for each, _ in session.messages(nodes, EVALUATE, {}, header, natives)]
-        about = number, EVALUATE, "arrays", False, form, Model(model), session.plain_bytes
+        form, model = form_of_updates(server.layout), Model(server.model)
+        about = number, EVALUATE, "arrays", False, form, model, session.plain_bytes
         found = self._exchange(messages, needed, timeout)
         in_flight = self._replies.in_flight
         in_flight.add(messages, [SentMessage(node, *about) for node in nodes])
@@ -134,5 +125,4 @@ class NodeEvaluation:
         used = [reply.content for reply in replies if not reply.has_error()]
         if not used:
             return None
-        sums = {**totals(aggregate_metricrecords(used, EXAMPLES), samples), **keys}
-        return sums, metrics_of(sums, samples, self._objective)
+        return evaluated(aggregate_metricrecords(used, EXAMPLES), samples, keys, self._objective)

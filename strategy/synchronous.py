@@ -33,12 +33,7 @@ from edgewire.compression.flower.server.session import forget_nodes
 from edgewire.conf.check import NO_CODECS, Codecs
 from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.strategy.aggregation import EQUAL, Aggregation
-from edgewire.strategy.base import (
-    FLOWER,
-    STEP_MESSAGE,
-    ParameterServer,
-    Started,
-)
+from edgewire.strategy.base import FLOWER, STEP_MESSAGE, ParameterServer, Started
 from edgewire.strategy.collector import RoundCollector, RoundCollectorState
 from edgewire.strategy.deadline import Deadline, DeadlinePlanner, Measurement, NodePace, NodePlan
 from edgewire.strategy.node_sums import NodeEvaluation
@@ -155,6 +150,7 @@ class SparseAveraging(ParameterServer):
             kind = type(optimizer).__name__
             raise ValueError(f"{kind}.names holds {min(taken)}, which is taken: give another name")
         self.optimizer, self.participation, self.aggregation = optimizer, participation, aggregation
+        self.fraction_evaluate = participation.fraction_evaluate  # as Flower's strategies have it
         self.verify_every, self.mask_received = verify_every, mask_received
         self.planning, self.follow = planning, follow
 
@@ -165,11 +161,6 @@ class SparseAveraging(ParameterServer):
         self.state.session.go_back(back)
 
     knows_context = True
-
-    @property
-    def fraction_evaluate(self) -> float:
-        """The share of the nodes that evaluate the model, as Flower's strategies have it."""
-        return self.participation.fraction_evaluate
 
     def summary(self) -> None:
         """Log the kind of update, the server's optimiser and the quorum."""
@@ -222,10 +213,7 @@ class Rounds(Server):
         self._exchange = RoundCollector(grid, state.exchange)
         self._evaluation: NodeEvaluation | None = None
         if strategy.fraction_evaluate:
-            if strategy.objective is None:
-                raise ValueError("fraction_evaluate needs the objective: set strategy.objective")
-            server = grid, self.session, strategy.failures, self.inbox.screens
-            self._evaluation = NodeEvaluation(*server, strategy.objective, state.evaluations)
+            self._evaluation = NodeEvaluation(self, strategy, grid, state.evaluations)
         if uplink is None or not uplink.sparsifier.scalable:  # there is no density to plan
             planning = replace(planning, least_factor=1.0, most_factor=1.0)
         if uplink is not None:
@@ -276,17 +264,10 @@ class Rounds(Server):
         late = {each.node for each in self._state.exchange.late.messages.values()}
         out = late | self._evaluation.resting()
         nodes = [node for node in nodes if node not in out] or nodes
-        self.offer(number)
-        newest, needed = (self.model, self.reported.natives), among.needed(len(nodes))
-        return self._evaluation(nodes, number, *newest, needed, timeout)
+        return self._evaluation(nodes, number, among.needed(len(nodes)), timeout)
 
     def _messages(
-        self,
-        number: int,
-        asked: list[int],
-        needed: int,
-        lr: float,
-        common: list[int] | None = None,
+        self, number: int, asked: list[int], needed: int, lr: float, common: list[int] | None = None
     ) -> list[Message]:
         """Return the messages that bring each node to the newest version of the model.
 

@@ -1,6 +1,5 @@
 """Integer levels on a scale that all nodes share, so that a sum of levels is the sum of updates."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -8,16 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import (
-    Kind,
-    PayloadError,
-    Quantizer,
-    Spec,
-    StepContext,
-    Streams,
-    TensorSlices,
-    Vector,
-)
+from ..base import Kind, PayloadError, Spec, StepContext, Streams, TensorSlices, Vector
 from ..registry import register
 from ..validation import bounded
 from .scaling import ScaledQuantizer, check_scales, magnitudes, multiply, root_mean_squares
@@ -32,57 +22,7 @@ Ints = NDArray[np.integer[Any]]
 Sizes = NDArray[np.int64]
 
 
-class SummableQuantizer(Quantizer):
-    """A quantizer whose levels, integers from -``levels`` to ``levels``, can be added over nodes.
-
-    That needs something that all nodes have in common, such as scales. It is a list of integers
-    from 0 on (``common``), which the server computes after each round from the sums alone, and
-    sends with the next one. In the first round there is none, and no levels are summed, only sizes.
-    """
-
-    levels: int
-
-    @abstractmethod
-    def entries(self, common: Sequence[int], parts: TensorSlices) -> int:
-        """Return how many levels a node sends; raise PayloadError for a wrong ``common``."""
-
-    @abstractmethod
-    def tensors(self, parts: TensorSlices) -> int:
-        """Return how many sizes a node sends."""
-
-    @abstractmethod
-    def summed(self, streams: Streams, parts: TensorSlices) -> tuple[Ints, Ints]:
-        """Return the levels and the sizes in the streams of `encode`."""
-
-    @abstractmethod
-    def mean_of(
-        self, total: Ints, nodes: int, common: Sequence[int], parts: TensorSlices
-    ) -> Vector:
-        """Return the mean of the values that ``nodes`` nodes sent, (k,) float32.
-
-        ``total``: the sums of their levels. ``common``: what they had in common.
-        """
-
-    @abstractmethod
-    def next_common(
-        self,
-        total: Ints | None,
-        sizes: Ints,
-        nodes: int,
-        common: Sequence[int],
-        parts: TensorSlices,
-        generator: np.random.Generator,
-    ) -> list[int]:
-        """Return what the nodes of the next round have in common.
-
-        ``total``: the sums of the levels of ``nodes`` nodes; None: it was the first round.
-        ``sizes``: the sums of their sizes. ``common``: what they had in common.
-        """
-
-
-@register("quantizer")
-@dataclass(frozen=True)
-class Grid(ScaledQuantizer, SummableQuantizer):
+class SummableQuantizer(ScaledQuantizer):
     """Sends rint(x / scale), clipped to -levels..levels, with a scale that all nodes share.
 
     The scale of a tensor is ``reach`` / ``levels`` times its common size, which is the geometric
@@ -91,19 +31,20 @@ class Grid(ScaledQuantizer, SummableQuantizer):
     (`edgewire.compression.secure`). Without common sizes, a node uses its own. Scales are powers of
     2^(1/8), so that they are equal on all machines.
 
+    What all nodes have in common, such as sizes, is a list of integers from 0 on (``common``). The
+    server computes it after each round from the sums alone, and sends it with the next one. In the
+    first round there is none, and no levels are summed, only sizes.
+
     Error: at most |x|, and at most scale / 2 for |x| below (levels + 1/2) scale.
     Streams: T float32 scales; k int8 levels; T int16 sizes of this node's values.
     """
 
-    name: ClassVar[str] = "grid"
-    id: ClassVar[int] = 12
     feedback: ClassVar[bool] = True
     dtype: ClassVar[np.dtype[Any]] = np.dtype("i1")
     top: ClassVar[int] = 127
-    sent_options: ClassVar[int] = 1
 
-    levels: int = bounded(1, at_least=1, at_most=127)
-    reach: float = bounded(1.5, at_least=0.01, at_most=100)
+    levels: int
+    reach: float
 
     def scales(self, values: Vector, parts: TensorSlices) -> Vector:
         """Return (T,) scales from the sizes of this node's values."""
@@ -144,17 +85,28 @@ class Grid(ScaledQuantizer, SummableQuantizer):
         return levels
 
     def entries(self, common: Sequence[int], parts: TensorSlices) -> int:
-        """Return how many values there are."""
+        """Return how many levels a node sends; raise PayloadError for a wrong ``common``."""
         _checked(common, parts)
         return int(parts.segments[-1])
 
     def tensors(self, parts: TensorSlices) -> int:
-        """Return T, the number of tensors."""
-        return len(parts.segments) - 1
+        """Return how many sizes a node sends: as many as scales."""
+        return self.specs(parts)[0].size
 
     def summed(self, streams: Streams, parts: TensorSlices) -> tuple[Ints, Ints]:
-        """Return the levels, (k,) int8, and the sizes, (T,) int16."""
+        """Return the levels and the sizes in the streams of `encode`."""
         return streams[1], streams[2]
+
+    def mean_of(
+        self, total: Ints, nodes: int, common: Sequence[int], parts: TensorSlices
+    ) -> Vector:
+        """Return the mean of the values that ``nodes`` nodes sent, (k,) float32.
+
+        ``total``: the sums of their levels. ``common``: what they had in common.
+        """
+        scales = self.scales_of(_checked(common, parts)) / np.float32(nodes)
+        check_scales(scales, self.levels * nodes)
+        return multiply(total, scales, parts.segments)
 
     def next_common(
         self,
@@ -165,16 +117,26 @@ class Grid(ScaledQuantizer, SummableQuantizer):
         parts: TensorSlices,
         generator: np.random.Generator,
     ) -> list[int]:
-        """Return the mean of the sizes, + `OFFSET`."""
-        return mean_sizes(sizes, nodes)
+        """Return what the nodes of the next round have in common: here the mean of their sizes.
 
-    def mean_of(
-        self, total: Ints, nodes: int, common: Sequence[int], parts: TensorSlices
-    ) -> Vector:
-        """Multiply the mean level of each value by its tensor's scale."""
-        scales = self.scales_of(_checked(common, parts)) / np.float32(nodes)
-        check_scales(scales, self.levels * nodes)
-        return multiply(total, scales, parts.segments)
+        ``total``: the sums of the levels of ``nodes`` nodes; None: it was the first round.
+        ``sizes``: the sums of their sizes. ``common``: what they had in common.
+        """
+        mean = np.clip(np.rint(sizes / nodes), LEAST, MOST) + OFFSET
+        return [int(each) for each in mean]
+
+
+@register("quantizer")
+@dataclass(frozen=True)
+class Grid(SummableQuantizer):
+    """Sends each value as a level on the common scale of its tensor; see `SummableQuantizer`."""
+
+    name: ClassVar[str] = "grid"
+    id: ClassVar[int] = 12
+    sent_options: ClassVar[int] = 1
+
+    levels: int = bounded(1, at_least=1, at_most=127)
+    reach: float = bounded(1.5, at_least=0.01, at_most=100)
 
 
 def sizes_of(values: Vector, parts: TensorSlices, zeros: Sizes | None = None) -> Sizes:
@@ -189,12 +151,6 @@ def sizes_of(values: Vector, parts: TensorSlices, zeros: Sizes | None = None) ->
     found = np.rint(STEPS * np.log2(np.where(known, squares, 1.0)))
     sizes: Sizes = np.where(known, np.clip(found, LEAST, MOST), zeros).astype(np.int64)
     return sizes
-
-
-def mean_sizes(total: Ints, nodes: int) -> list[int]:
-    """Return the common sizes for headers, from the sums of the sizes of ``nodes`` nodes."""
-    mean = np.clip(np.rint(total / nodes), LEAST, MOST) + OFFSET
-    return [int(each) for each in mean]
 
 
 def _checked(common: Sequence[int], parts: TensorSlices) -> Sizes:

@@ -1,6 +1,7 @@
 """PowerSGD: sends a tensor as a product of two thin matrices (Vogels et al., NeurIPS 2019)."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
@@ -78,7 +79,7 @@ class PowerSgd(Quantizer):
             if scales[number]:  # a tensor of zeros has no information about the subspace
                 here[:] = right
         if todo.raw:
-            np.concatenate([values[piece] for piece in todo.raw], out=raw)
+            np.concatenate([values[piece] for piece, _ in todo.raw], out=raw)
         return scales, p, q, raw
 
     def specs(self, parts: TensorSlices) -> tuple[Spec, ...]:
@@ -95,16 +96,9 @@ class PowerSgd(Quantizer):
         if not (_within(p, _MOST_P) and _within(q, _MOST_Q) and _within(raw, _MOST)):
             raise PayloadError("payload holds numbers that are too large or not finite")
         todo = plan(parts, self.rank)
-        values = np.empty(int(parts.segments[-1]), dtype=np.float32)
-        for matrix, scale in zip(todo.matrices, scales.tolist(), strict=True):
-            left, right = p[matrix.p].reshape(matrix.rows, -1), q[matrix.q].reshape(matrix.cols, -1)
-            multiply_factors(left, right, scale, values[matrix.values])
-        done = 0
-        for piece in todo.raw:
-            size = piece.stop - piece.start
-            values[piece] = raw[done : done + size]
-            done += size
-        return values
+        left = (p[each.p].reshape(each.rows, -1) for each in todo.matrices)
+        right = (q[each.q].reshape(each.cols, -1) for each in todo.matrices)
+        return todo.multiplied(zip(left, right, scales.tolist(), strict=True), raw)
 
 
 def _start(step: StepContext, size: int, *, kept: bool) -> Vector:
@@ -137,14 +131,27 @@ class Factored(NamedTuple):
     """The tensors that are sent as products, and the tensors that are sent uncompressed."""
 
     matrices: list[Matrix]
-    raw: list[slice]  # the uncompressed tensors' slices of the vector
+    raw: list[tuple[slice, slice]]  # the other tensors' slices of the vector, and of their stream
     sizes: tuple[int, int, int, int]  # entries of the streams: scales (one per product), P, Q, raw
+    entries: int  # of the vector
+
+    def multiplied(self, factors: Iterable[tuple[Vector, Vector, float]], raw: Vector) -> Vector:
+        """Return the values of all tensors, clipped to finite ones.
+
+        ``factors``: P, Q and the scale of each product. ``raw``: the uncompressed tensors' values.
+        """
+        values = np.empty(self.entries, dtype=np.float32)
+        for matrix, each in zip(self.matrices, factors, strict=True):
+            _multiply(*each, values[matrix.values])
+        for piece, here in self.raw:
+            values[piece] = raw[here]
+        return values
 
 
 def plan(parts: TensorSlices, rank: int) -> Factored:
     """Decide, at both ends, which tensors have more entries than P and Q together."""
     matrices: list[Matrix] = []
-    raw: list[slice] = []
+    raw: list[tuple[slice, slice]] = []
     p = q = others = 0
     for number, (start, stop) in enumerate(pairwise(parts.segments.tolist())):
         size = stop - start
@@ -155,9 +162,9 @@ def plan(parts: TensorSlices, rank: int) -> Factored:
             matrices.append(Matrix(slice(start, stop), rows, cols, *where))
             p, q = past_p, past_q
         else:
-            raw.append(slice(start, stop))
+            raw.append((slice(start, stop), slice(others, others + size)))
             others += size
-    return Factored(matrices, raw, (len(matrices), p, q, others))
+    return Factored(matrices, raw, (len(matrices), p, q, others), int(parts.segments[-1]))
 
 
 def _shape(size: int, shape: tuple[int, ...] | None) -> tuple[int, int]:
@@ -197,7 +204,7 @@ def _iterate(m: Vector, q: Vector) -> tuple[Vector, Vector]:
     return p, m.T @ p
 
 
-def multiply_factors(p: Vector, q: Vector, scale: float, out: Vector) -> None:
+def _multiply(p: Vector, q: Vector, scale: float, out: Vector) -> None:
     """Set the flat ``out`` to P Q^T times ``scale``, clipped to finite values, without padding."""
     rows, cols = len(p), len(q)
     step = min(rows, max(1, _BLOCK // cols))

@@ -2,7 +2,6 @@
 
 import functools
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -118,41 +117,32 @@ def personal_names(module: nn.Module, patterns: Sequence[str] | None) -> frozens
     """
     if not patterns:
         return frozenset()
-    named: list[tuple[str, Tensor]] = [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ]
+    named = module.state_dict(keep_vars=True)
     modules = module.named_modules(remove_duplicate=False)
-    norms = [prefix for prefix, each in modules if isinstance(each, _BatchNorm)]
+    norms = [f"{name}." * bool(name) for name, each in modules if isinstance(each, _BatchNorm)]
     if BATCHNORM in patterns and not norms:
         raise TaskError("personal=batchnorm: the model has no BatchNorm layer")
     others = [pattern for pattern in patterns if pattern != BATCHNORM]
     # A head's names come last in the model, and first in the error.
-    _expect_matches("personal", others, [name for name, _ in reversed(named)])
-    layers = tuple(f"{prefix}." if prefix else "" for prefix in norms)
-    inside = layers if BATCHNORM in patterns else ()
-    chosen = {name for name, _ in named if _matches(name, others) or name.startswith(inside)}
-    names = defaultdict(list)
-    for name, tensor in named:
-        names[id(tensor)].append(name)
-    for each in names.values():
-        if chosen.intersection(each) and not chosen.issuperset(each):
-            inner = next(name for name in each if name in chosen)
-            outer = next(name for name in each if name not in chosen)
+    _expect_matches("personal", others, [*reversed(named)])
+    inside = tuple(norms) if BATCHNORM in patterns else ()
+    chosen = {name for name in named if _matches(name, others) or name.startswith(inside)}
+    shared = {id(named[name]): name for name in named if name not in chosen}
+    for name in named:
+        if name in chosen and (other := shared.get(id(named[name]))):
             raise TaskError(
-                f"personal={inner} is also {outer}, one tensor of two layers: name both, or neither"
+                f"personal={name} is also {other}, one tensor of two layers: name both, or neither"
             )
     found = tensors_of(module, chosen)
-    if not found.own and chosen.isdisjoint(n for n, _ in (*found.trained, *found.statistics)):
-        raise TaskError(
-            f"personal={listed(patterns)} names frozen tensors alone, which nodes share: name "
-            "tensors that are trained"
-        )
-    if chosen.issuperset(name for name, _ in found.trained):
-        raise TaskError(
-            f"personal={listed(patterns)} names all that is trained, and nothing would be sent: "
-            "name fewer tensors"
-        )
+    kept = [name for name, _ in (*found.trained, *found.statistics, *found.own) if name in chosen]
+    wrong = {
+        "frozen tensors alone, which nodes share: name tensors that are trained": not kept,
+        "all that is trained, and nothing would be sent: name fewer tensors": chosen.issuperset(
+            name for name, _ in found.trained
+        ),
+    }
+    for what in (what for what, refused in wrong.items() if refused):
+        raise TaskError(f"personal={listed(patterns)} names {what}")
     return frozenset(chosen)
 
 

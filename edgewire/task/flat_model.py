@@ -250,7 +250,6 @@ class FlatModel:
         empty = torch.empty(0, device=device)
         whole = torch.cat([empty, *(t.detach().flatten().float() for _, t in named)])
         self.state: Tensor = whole[start:]
-        self._personal, self._first_personal = whole[:start], whole[:start].clone()
         views = self._cut(whole, shapes)
         self._views = views[own:]
         for (_, tensor), view in zip(named, views, strict=True):
@@ -272,8 +271,10 @@ class FlatModel:
         self._halves = [each for each in self.trained if each.parameter.dtype != torch.float32]
         self._rounded = -1  # the version of `state` that the halves have
         self._hook_halves()
-        self._native, self._own = found.native, found.own
-        self.keeps = bool(own or found.own)  # whether there are personal tensors
+        self._native, self._own = found.native, list[tuple[str, Tensor]]()
+        if own or found.own:
+            self._own = [(PERSONAL, whole[:start]), *found.own]
+        self.keeps = bool(self._own)  # whether there are personal tensors
         held = _held(module)
         self.frozen = tuple(
             n for n, each in found.native if isinstance(each, nn.Parameter) or id(each) in held
@@ -295,6 +296,7 @@ class FlatModel:
             for key, buffer in owner._buffers.items()
             if id(buffer) in known
         ]
+        self._first_own = self.own()
         self.zero_grad()
 
     def _hook_halves(self) -> None:
@@ -389,16 +391,12 @@ class FlatModel:
             np.copyto(self.state.numpy(), state)
         else:
             self.state.copy_(torch.as_tensor(state))
-        if own:
-            put_array(self._personal, own[PERSONAL])
-        elif self.keeps:
-            self._personal.copy_(self._first_personal)
+        self.reset(natives)
+        for name, tensor in self._own:
+            put_array(tensor, (own or self._first_own)[name])
         if self._halves:
             self._rounded = -1
             self.round_halves()
-        self.reset(natives)
-        for name, tensor in self._own if own else ():
-            put_array(tensor, own[name])
 
     def reset(self, natives: Mapping[str, NDArray[Any]] = NONE) -> None:
         """Set the tensors that are not in the flat vector `state`.
@@ -471,8 +469,7 @@ class FlatModel:
         Raises `TaskError` as `collect_state` does.
         """
         self.collect_state()
-        found = {PERSONAL: to_array(self._personal)}
-        return found | {name: to_array(tensor) for name, tensor in self._own}
+        return {name: to_array(tensor) for name, tensor in self._own}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return parameters and statistics by name, float32 views of `state` in their shapes."""

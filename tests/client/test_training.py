@@ -122,7 +122,7 @@ def test_a_batch_of_one_is_no_trouble_for_batchnorm():
     node = next(n for n in range(NODES) if len(t.samples.partition.indices(n)) % 4 != 1)
     x, y = t.samples.of(Node(node, NODES), held_back=False)
     x, y = x[:9], y[:9]
-    sizes = [len(b) for _, b in t.batches(x, y, torch.Generator())]
+    sizes = [len(b) for _, b in t.batches((x, y), torch.Generator())]
     assert sizes == [4, 5]
 
 

@@ -81,8 +81,7 @@ def take_up(state: RecordDict, record: str, applied: int | None) -> None:
     copy. Then an empty `ConfigRecord` takes the record's place, until the app stores a new record.
     """
     values = values_of(state)
-    numbers, after = values.get(NUMBERS), values.pop(PENDING, None)
-    sequence = 0 if numbers is None else values_of(numbers).get("sequence", 0)
+    after, sequence = values.pop(PENDING, None), sequence_of(state)
     if applied is not None and applied > sequence:
         values[record] = filled(ConfigRecord, {})
     elif after is not None and applied in (None, sequence):

@@ -142,3 +142,14 @@ def test_rows_of_a_basis_that_depend_on_others_are_left_out():
     decoded = quantizer.decode(quantizer.encode(values, parts, step), parts)
     assert np.isfinite(decoded).all()
     assert np.linalg.matrix_rank(decoded.reshape(40, 30)) == 1
+
+
+@pytest.mark.parametrize(("place", "number"), [(1, -(1 << 15)), (1, 20_000), (4, 2), (4, 255)])
+def test_a_basis_beyond_its_bounds_is_refused(place, number):
+    """-2^15 is its own magnitude as int16."""
+    quantizer = KINDS["lowrank"].quantizer
+    streams = [*quantizer.encode(update(0), PARTS, StepContext(LAYOUT, {}, (0, 0)))]
+    streams[place] = streams[place].copy()
+    streams[place][-1] = number
+    with pytest.raises(PayloadError, match="the common basis is not one"):
+        quantizer.decode(streams, PARTS)
