@@ -43,7 +43,7 @@ KEYS, SHARES, UNMASK = QUERIES = ("secure_keys", "secure_shares", "secure_unmask
 # A loss is summed in units of 2^-12, up to 2^15; losses beyond that count as 2^15.
 LOSS_UNITS, MOST_LOSS = 1 << 12, 1 << 27
 # What a server says of a round before it sends the model: the round's number, how many levels each
-# node sends, 0 in a run's first round, in which nothing is in common yet, and `given_hash`.
+# node sends, and `given_hash`.
 _SAID = struct.Struct("<QQ32s")
 HONEST = (
     "the secure sum hides single updates from an honest-but-curious server, not from one that "
@@ -77,26 +77,22 @@ class SumOf(NamedTuple):
 
         Raises `PayloadError` for a wrong `header.common`.
         """
-        common = header.common
-        entries = 0 if common is None else self.quantizer.entries(common, self.parts)
+        entries = self.quantizer.entries(header.common or (), self.parts)
         return _SAID.pack(header.number or 0, entries, given_hash(header, orders, model, natives))
 
     def terms(self, run: bytes, said: bytes) -> Terms:
         """Return the terms of a round in a session, for what `said` returned.
 
-        The sections are the levels, if any, the sizes, and a loss. Raises `SecureError` for other
-        bytes, and for numbers that are out of range.
+        The sections are the levels, the sizes, and a loss. Raises `SecureError` for other bytes,
+        and for numbers that are out of range.
         """
         expect_bytes("the terms of a round", said, _SAID.size)
         number, entries, given = _SAID.unpack(said)
-        rest = (self.quantizer.tensors(self.parts), OFFSET), (1, MOST_LOSS)
-        levels = ((entries, self.quantizer.levels),) if entries else ()
-        return Terms(run, number, (*levels, *rest), given)
-
-
-def has_levels(terms: Terms) -> bool:
-    """Return whether nodes send levels, as in each round but a run's first one."""
-    return len(terms.sections) > 2
+        levels, sizes = (
+            (entries, self.quantizer.levels),
+            (self.quantizer.tensors(self.parts), OFFSET),
+        )
+        return Terms(run, number, (levels, sizes, (1, MOST_LOSS)), given)
 
 
 def loss_units(loss: float | None) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from .scaling import ScaledQuantizer, check_scales, magnitudes, multiply, root_m
 STEPS = 8
 LEAST, MOST = -160 * STEPS, 128 * STEPS  # float32's values are from 2^-149 to 2^128
 OFFSET = -LEAST  # headers hold no negative numbers
+FIRST = 0.25  # the size of a first update, as a share of that of the model's values
 _ROOTS = np.exp2(np.arange(STEPS) / STEPS).astype(np.float32)
 I2 = np.dtype("<i2")
 Ints = NDArray[np.integer[Any]]
@@ -33,7 +34,7 @@ class SummableQuantizer(ScaledQuantizer):
 
     What all nodes have in common, such as sizes, is a list of integers from 0 on (``common``). The
     server computes it after each round from the sums alone, and sends it with the next one. In the
-    first round there is none, and no levels are summed, only sizes.
+    first round it is a guess from the model.
 
     Error: at most |x|, and at most scale / 2 for |x| below (levels + 1/2) scale.
     Streams: T float32 scales; k int8 levels; T int16 sizes of this node's values.
@@ -108,9 +109,19 @@ class SummableQuantizer(ScaledQuantizer):
         check_scales(scales, self.levels * nodes)
         return multiply(total, scales, parts.segments)
 
+    def first_common(
+        self, model: Vector, parts: TensorSlices, generator: np.random.Generator
+    ) -> list[int]:
+        """Return what nodes have in common in a first round: sizes as if updates were `FIRST` x.
+
+        ``model``: x, (k,) float32. A size that is too small clips levels, and one that is too large
+        makes them 0. Both leave the rest in the nodes' residuals for the next round.
+        """
+        return _common(sizes_of(model, parts) + round(STEPS * float(np.log2(FIRST))))
+
     def next_common(
         self,
-        total: Ints | None,
+        total: Ints,
         sizes: Ints,
         nodes: int,
         common: Sequence[int],
@@ -119,11 +130,10 @@ class SummableQuantizer(ScaledQuantizer):
     ) -> list[int]:
         """Return what the nodes of the next round have in common: here the mean of their sizes.
 
-        ``total``: the sums of the levels of ``nodes`` nodes; None: it was the first round.
-        ``sizes``: the sums of their sizes. ``common``: what they had in common.
+        ``total``: the sums of the levels of ``nodes`` nodes. ``sizes``: the sums of their sizes.
+        ``common``: what they had in common.
         """
-        mean = np.clip(np.rint(sizes / nodes), LEAST, MOST) + OFFSET
-        return [int(each) for each in mean]
+        return _common(np.rint(sizes / nodes))
 
 
 @register("quantizer")
@@ -151,6 +161,11 @@ def sizes_of(values: Vector, parts: TensorSlices, zeros: Sizes | None = None) ->
     found = np.rint(STEPS * np.log2(np.where(known, squares, 1.0)))
     sizes: Sizes = np.where(known, np.clip(found, LEAST, MOST), zeros).astype(np.int64)
     return sizes
+
+
+def _common(sizes: NDArray[Any]) -> list[int]:
+    """Return sizes as a header holds them, integers from 0 on."""
+    return [int(each) for each in np.clip(sizes, LEAST, MOST) + OFFSET]
 
 
 def _checked(common: Sequence[int], parts: TensorSlices) -> Sizes:

@@ -36,6 +36,14 @@ class Basis(NamedTuple):
         pieces = [*_places(self.todo, 1 - self.side), *(here for _, here in self.todo.raw)]
         return TensorSlices(np.cumsum([0, *(p.stop - p.start for p in pieces)], dtype=np.int64))
 
+    def projected(self, values: Vector) -> Vector:
+        """Return the factors of the matrices on the basis, and the whole tensors, in a row."""
+        given = [np.empty(0, np.float32)]
+        for matrix, columns in zip(self.todo.matrices, self.orthonormal(), strict=True):
+            m = as_matrix(values[matrix.values], matrix)
+            given.append(((m.T if self.side else m) @ columns).reshape(-1))
+        return np.concatenate(given + [values[piece] for piece, _ in self.todo.raw])
+
     def orthonormal(self) -> Iterator[Vector]:
         """Yield the bases, (cols, rank) or (rows, rank) float32 each, with orthonormal columns.
 
@@ -93,20 +101,12 @@ class LowRank(SummableQuantizer):
         Without ``step.common`` the basis is random, and the sizes are those of this node.
         """
         if step.common is None:
-            todo = plan(parts, self.rank)
-            numbers = step.generator.integers(*RANDOM, todo.sizes[2])
-            basis, sizes = Basis(todo, 0, numbers), None
+            basis, sizes = self._random(parts, step.generator), None
         else:
             basis, sizes = self._read(step.common, parts)
-        todo, side = basis.todo, basis.side
-        given = [np.empty(0, np.float32)]
-        for matrix, columns in zip(todo.matrices, basis.orthonormal(), strict=True):
-            m = as_matrix(values[matrix.values], matrix)
-            given.append(((m.T if side else m) @ columns).reshape(-1))
-        given += [values[piece] for piece, _ in todo.raw]
-        inner = replace(step, common=sizes)
-        scales, levels, own = super().encode(np.concatenate(given), basis.inner, inner)
-        factors, whole = np.split(levels, [todo.sizes[1 + side]])
+        side, inner = basis.side, replace(step, common=sizes)
+        scales, levels, own = super().encode(basis.projected(values), basis.inner, inner)
+        factors, whole = np.split(levels, [basis.todo.sizes[1 + side]])
         halves = [factors.astype(I2), basis.numbers.astype(I2)]
         pair = np.concatenate(halves[::-1] if side else halves)
         return scales, pair, whole, own, np.array([side], dtype=U1)
@@ -152,9 +152,16 @@ class LowRank(SummableQuantizer):
         basis, sizes = self._read(common, parts)
         return basis.lifted(super().mean_of(total, nodes, sizes, basis.inner))
 
+    def first_common(
+        self, model: Vector, parts: TensorSlices, generator: np.random.Generator
+    ) -> list[int]:
+        """Return a random basis, and the sizes of the model's factors on it."""
+        basis = self._random(parts, generator)
+        return _common(basis, super().first_common(basis.projected(model), basis.inner, generator))
+
     def next_common(
         self,
-        total: Ints | None,
+        total: Ints,
         sizes: Ints,
         nodes: int,
         common: Sequence[int],
@@ -166,16 +173,17 @@ class LowRank(SummableQuantizer):
         The columns of a factor that are 0 become random, because a basis needs them.
         """
         mean = super().next_common(total, sizes, nodes, common, parts, generator)
-        todo = plan(parts, self.rank)
-        side = 0 if total is None else 1 - self._read(common, parts)[0].side
-        size = todo.sizes[2 - side]
-        sums = np.zeros(size, np.int64) if total is None else total[:size]
-        basis, fresh = np.clip(sums, -MOST_BASIS, MOST_BASIS), generator.integers(*RANDOM, size)
+        todo, side = plan(parts, self.rank), 1 - self._read(common, parts)[0].side
+        numbers = np.clip(total[: todo.sizes[2 - side]], -MOST_BASIS, MOST_BASIS).astype(np.int64)
+        fresh = generator.integers(*RANDOM, len(numbers))
         for place in _places(todo, side):
-            here = basis[place].reshape(-1, self.rank)
+            here = numbers[place].reshape(-1, self.rank)
             np.copyto(here, fresh[place].reshape(here.shape), where=~here.any(axis=0))
-        # As numbers from 0 on, of which small ones take one byte in a header.
-        return [side, *mean, *((basis << 1) ^ (basis >> 63)).tolist()]
+        return _common(Basis(todo, side, numbers), mean)
+
+    def _random(self, parts: TensorSlices, generator: np.random.Generator) -> Basis:
+        todo = plan(parts, self.rank)
+        return Basis(todo, 0, generator.integers(*RANDOM, todo.sizes[2]))
 
     def _read(self, common: Sequence[int], parts: TensorSlices) -> tuple[Basis, Sequence[int]]:
         """Return the basis and the sizes in a header; raise PayloadError for another basis."""
@@ -193,6 +201,12 @@ def _expected(basis: Basis) -> Basis:
     if not fits or np.abs(numbers).max(initial=0) > MOST_BASIS:
         raise PayloadError("the common basis is not one of the model's matrices")
     return basis
+
+
+def _common(basis: Basis, sizes: list[int]) -> list[int]:
+    """Return basis and sizes as a header holds them: small numbers from 0 on take one byte."""
+    numbers = basis.numbers
+    return [basis.side, *sizes, *((numbers << 1) ^ (numbers >> 63)).tolist()]
 
 
 def _places(todo: Factored, side: int) -> list[slice]:

@@ -51,9 +51,7 @@ class SecureRounds(Rounds):
     In mode `sum` a round has four exchanges: keys, shares, masked updates, and the secrets of the
     masks that do not cancel. In mode `bare` a round has one, and the keys are asked for once. A
     round that has no sum leaves the model as it is. In mode `bare` its updates return to the nodes'
-    residuals, and in mode `sum` only if enough nodes have them (`SecureMod`). The first round
-    brings only the sizes of the updates, from which the common scale of the next one follows, so it
-    is not applied either.
+    residuals, and in mode `sum` only if enough nodes have them (`SecureMod`).
 
     A run has keys of its own in each session of the server, so a resumed run has new ones. Raises
     `TaskError` for a model with tensors that cannot be summed.
@@ -99,9 +97,11 @@ class SecureRounds(Rounds):
         self, number: int, asked: list[int], lr: float, timeout: float
     ) -> tuple[list[int], list[NDArray[np.int64]]]:
         """Return the nodes in the sum, and the sums of the sections; PayloadError without a sum."""
-        common = self._state.common or None
+        of, draws = self._of, np.random.default_rng((self._strategy.codecs.seed, 0))
+        common = self._state.common or of.quantizer.first_common(self.model, of.parts, draws)
+        self._state.common = common
         header, orders = DownlinkHeader(number, common=common), TrainConfig(lr, number)
-        said = self._of.said(header, orders, self.model, self.reported.natives)
+        said = of.said(header, orders, self.model, self.reported.natives)
         while True:  # until all nodes of the roster share
             roster = self._roster(number, asked, timeout)
             sum_of = Coordinator(self._of.terms(self._run, said), roster, self._options.masks)
@@ -179,7 +179,7 @@ class SecureRounds(Rounds):
         number: int,
         offers: Mapping[int, Mapping[str, Any]],
         lr: float,
-        common: list[int] | None,
+        common: list[int],
         timeout: float,
         sum_of: Coordinator,
     ) -> list[int]:
@@ -287,16 +287,12 @@ class SecureRounds(Rounds):
         if not used:
             acks.applied(())
             return
-        *levels, sizes, losses = totals
-        total, common, of = levels[0] if levels else None, state.common, self._of
-        seed = self._strategy.codecs.seed, state.round
+        (total, sizes, losses), common, of = totals, state.common, self._of
+        seed = self._strategy.codecs.seed, state.round + 1
         state.common = of.quantizer.next_common(
             total, sizes, nodes, common, of.parts, np.random.default_rng(seed)
         )
         state.train_metrics = {LOSS: int(losses[0]) / LOSS_UNITS / nodes}
-        if total is None:
-            acks.applied(())
-            return
         self._mean.add(None, of.quantizer.mean_of(total, nodes, common, of.parts), 1.0)
         self._step(lr if self._strategy.rate is None else self._strategy.rate, nodes, common)
         acks.applied(used)

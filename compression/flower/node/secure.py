@@ -42,7 +42,6 @@ from ..secure_messages import (
     SECURE,
     SHARES,
     SumOf,
-    has_levels,
     loss_units,
     read_roster,
     secure_record,
@@ -133,7 +132,7 @@ class SecureMod:
             alive, number = secure_values(content, "alive", "round")
             said = {"shares": member.unmask(alive, int.from_bytes(number, "little"))}
             values_of(values_of(context.state)[VOLATILE])[UNSTORED] = True
-            known[GIVEN] = int(has_levels(self._of.terms(known["run"], known["terms"])))
+            known[GIVEN] = 1
         values_of(context.state)[KNOWN] = filled(ConfigRecord, known)
         return reply_to(message, filled(RecordDict, {SECURE: secure_record(**said)}))
 
@@ -175,8 +174,10 @@ class SecureMod:
         if reply.has_error():
             return reply
         answered = restored(content_of(reply))
-        agreed = self._of.terms(known.get("run", b""), seen[0])
-        values = self._values(answered, metrics, scaled=has_levels(agreed))
+        agreed, values = (
+            self._of.terms(known.get("run", b""), seen[0]),
+            self._values(answered, metrics),
+        )
         if self._of.sums:
             masked = member.masked(agreed, values)
             known[GIVEN] = 0
@@ -221,17 +222,14 @@ class SecureMod:
             raise SecureError("the message has other settings than a round of a secure sum")
         return self._of.said(header, orders, to_vector(arrays), natives_of(arrays))
 
-    def _values(
-        self, answered: RecordDict, metrics: dict[str, Any], *, scaled: bool
-    ) -> list[NDArray[Any]]:
+    def _values(self, answered: RecordDict, metrics: dict[str, Any]) -> list[NDArray[Any]]:
         """Return the integers of a reply, by the sections of `SumOf.terms`."""
         payload = payload_of(answered)
         if payload is None or payloads_in(answered) > 1:
             raise SecureError("the update holds native tensors, which cannot be summed")
         streams = quantized(payload[1], self._layout)
         levels, sizes = self._of.quantizer.summed(streams, self._of.parts)
-        rest = [sizes, loss_units(metrics.get(LOSS))]
-        return [levels, *rest] if scaled else rest
+        return [levels, sizes, loss_units(metrics.get(LOSS))]
 
     def _floor(self, context: Context) -> int:
         return max(self._least, int(context.node_config.get("secure-least", 0)))

@@ -45,35 +45,37 @@ def exchange(codec: Codec, updates, memories, common, number):
         totals, sizes = totals + levels.astype(np.int64), sizes + own.astype(np.int64)
         decoded.append(decode(payload, LAYOUT)[0])
     nodes, draw = len(decoded), np.random.default_rng(number)
-    if common is None:
-        return None, None, quantizer.next_common(None, sizes, nodes, [], PARTS, draw)
     assert len(totals) == quantizer.entries(common, PARTS)
     after = quantizer.next_common(totals, sizes, nodes, common, PARTS, draw)
     return quantizer.mean_of(totals, nodes, common, PARTS), np.mean(decoded, axis=0), after
 
 
+def first(quantizer, size=4.0):
+    """Return what nodes have in common in a first round of a model with values of this size."""
+    model, draw = np.full(LAYOUT.size, size, np.float32), np.random.default_rng(9)
+    return quantizer.first_common(model, PARTS, draw)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_mean_of_sums_is_the_mean_of_what_was_sent(kind):
-    memories, common = [{} for _ in range(5)], None
+    memories, common = [{} for _ in range(5)], first(KINDS[kind].quantizer)
     for number in range(4):
         updates = [update(node, number) for node in range(5)]
         mean, decoded, common = exchange(KINDS[kind], updates, memories, common, number)
         assert min(common) >= 0
-        if number:
-            np.testing.assert_allclose(mean, decoded, rtol=2e-5, atol=1e-5 * np.abs(decoded).max())
+        np.testing.assert_allclose(mean, decoded, rtol=2e-5, atol=1e-5 * np.abs(decoded).max())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_the_residual_what_is_sent_adds_up_to_the_updates(kind):
     """After each step, residual + all that was sent = all updates, so no part is lost."""
-    memory, common, sent = {}, None, 0
+    memory, common, sent = {}, first(KINDS[kind].quantizer), 0
     for number in range(6):
         before = memory.get("error", np.zeros(LAYOUT.size, np.float32)).copy()
         mean, _, common = exchange(KINDS[kind], [update(0, number)], [memory], common, number)
-        if number:
-            wanted = before + update(0, number) - mean
-            np.testing.assert_allclose(memory["error"], wanted, rtol=1e-3, atol=0.05)
-            sent = sent + np.abs(mean)
+        wanted = before + update(0, number) - mean
+        np.testing.assert_allclose(memory["error"], wanted, rtol=1e-3, atol=0.05)
+        sent = sent + np.abs(mean)
     assert (sent > 0).mean() > 0.5
 
 
@@ -83,15 +85,13 @@ def test_a_matrix_of_low_rank_is_learned_from_sums():
     matrix = draw.standard_normal((40, 2)) @ draw.standard_normal((2, 30))
     layout = Layout(("fc",), ((40, 30),), ("float32",))
     quantizer, parts = LowRank(rank=2, levels=127, reach=6.0), parts_of(None, layout)
-    common, value = None, matrix.astype(np.float32).reshape(-1)
+    value = matrix.astype(np.float32).reshape(-1)
+    common = quantizer.first_common(np.zeros(1200, np.float32), parts, draw)
     for number in range(6):
         step = StepContext(layout, {}, (0, number), common=common)
         levels, sizes = quantizer.summed(quantizer.encode(value, parts, step), parts)
-        if common is not None:
-            mean = quantizer.mean_of(levels, 1, common, parts)
-        common = quantizer.next_common(
-            None if common is None else levels, sizes, 1, common or [], parts, draw
-        )
+        mean = quantizer.mean_of(levels, 1, common, parts)
+        common = quantizer.next_common(levels, sizes, 1, common, parts, draw)
     assert np.linalg.norm(mean - value) < 0.03 * np.linalg.norm(value)
 
 
@@ -130,13 +130,10 @@ def test_any_numbers_in_common_are_used_or_refused(kind, common):
 def test_rows_of_a_basis_that_depend_on_others_are_left_out():
     quantizer = LowRank(rank=2)
     parts = TensorSlices(np.array([0, 1200]), ((40, 30),))
-    first = quantizer.next_common(
-        None, np.zeros(1, np.int64), 2, [], parts, np.random.default_rng(0)
-    )
+    draw = np.random.default_rng(0)
+    begun = quantizer.first_common(np.zeros(1200, np.float32), parts, draw)
     equal = np.repeat(np.arange(1, 41), 2)  # two equal columns
-    again = quantizer.next_common(
-        equal, np.zeros(1, np.int64), 2, first, parts, np.random.default_rng(0)
-    )
+    again = quantizer.next_common(equal, np.zeros(1, np.int64), 2, begun, parts, draw)
     values = update(3)[:1200]
     step = StepContext(LAYOUT, {}, (0, 0), common=again)
     decoded = quantizer.decode(quantizer.encode(values, parts, step), parts)
