@@ -24,13 +24,14 @@ Sizes = NDArray[np.int64]
 
 
 class SummableQuantizer(ScaledQuantizer):
-    """Sends rint(x / scale), clipped to -levels..levels, with a scale that all nodes share.
+    """Sends integers from -``levels`` to ``levels``, called levels, which can be added over nodes.
 
-    The scale of a tensor is ``reach`` / ``levels`` times its common size, which is the geometric
-    mean of the nodes' root mean squares of its values in the last round. So the sum of the nodes'
-    levels, times the scale, is the sum of what the nodes sent, and a server needs only the sum
-    (`edgewire.compression.secure`). Without common sizes, a node uses its own. Scales are powers of
-    2^(1/8), so that they are equal on all machines.
+    A level is rint(x / scale), clipped, and all nodes share the scale of a tensor. It is ``reach``
+    / ``levels`` times its common size, which is the geometric mean of the nodes' root mean squares
+    of its values in the last round. So the sum of the nodes' levels, times the scale, is the sum of
+    what the nodes sent, and a server needs only the sum (`edgewire.compression.secure`). Without
+    common sizes, a node uses its own. Scales are powers of 2^(1/8), so that they are equal on all
+    machines.
 
     What all nodes have in common, such as sizes, is a list of integers from 0 on (``common``). The
     server computes it after each round from the sums alone, and sends it with the next one. In the
@@ -139,7 +140,7 @@ class SummableQuantizer(ScaledQuantizer):
 @register("quantizer")
 @dataclass(frozen=True)
 class Grid(SummableQuantizer):
-    """Sends each value as a level on the common scale of its tensor; see `SummableQuantizer`."""
+    """Sends rint(x / scale), clipped to -levels..levels, with a scale that all nodes share."""
 
     name: ClassVar[str] = "grid"
     id: ClassVar[int] = 12
