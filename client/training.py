@@ -80,8 +80,9 @@ class Trainer:
         if (privacy := config.privacy).unit == SAMPLE:
             assert privacy.noise is not None  # `edgewire.conf.rules`
             gradients = SampleGradients(self.flat, self.objective, self.local.precision)
-            options = {"rate": privacy.rate, "clip": privacy.clip, "noise": privacy.noise}
-            self._private = partial(DpSgd, gradients, **options)
+            self._private = partial(
+                DpSgd, gradients, rate=privacy.rate, clip=privacy.clip, noise=privacy.noise
+            )
         # Then it stands for the loss, which a server expects, and which would tell of the samples.
         self._no_loss = max(self.objective.least, 0.0)
         self.single = not any(isinstance(m, _BatchNorm) for m in self.flat.module.modules())
