@@ -75,15 +75,6 @@ def numbered(data: Data) -> int:
 def server_data_of(config: Config) -> Data:
     """Return the data set of a server whose nodes may have their own data.
 
-    Without the nodes' personal layers a server has nothing to test, so its test split is empty.
-    """
-    data = _server_data_of(config)
-    return replace(data, test=Split(torch.empty(0))) if config.personal else data
-
-
-def _server_data_of(config: Config) -> Data:
-    """Return the data that a server finds.
-
     If there are no data where the server looks by default (`dataset.root` is not given), its splits
     are empty. `imagefolder` then needs `dataset.classes`. Raises `ConfigError` or `TaskError` for
     data that cannot be read, and for a given `dataset.root` without data.

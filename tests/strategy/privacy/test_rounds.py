@@ -336,11 +336,3 @@ def test_batchnorm_is_refused_or_personal(tmp_path):
         local_run(tmp_path, *words)
     local_run(tmp_path, *words, "personal=batchnorm")
     assert result_of(tmp_path)["round"] == 1
-
-
-def test_a_strategy_without_a_ledger_is_refused():
-    def change(strategy):
-        strategy.rounds = partial(NoisyRounds, privacy=OPTIONS, nodes=NODES)
-
-    with pytest.raises(TaskError, match="privacy=node needs a ledger and its noise"):
-        Federation(Learner("delta")).run(1, change=change)
