@@ -152,6 +152,10 @@ def test_draws_depend_on_no_seed():
     assert not np.isin(SecretDraws().uniform(9), SecretDraws().uniform(9)).any()
 
 
+def normed(layer):
+    return nn.Sequential(nn.Unflatten(1, (2, 2)), layer, nn.Flatten())
+
+
 class Branching(nn.Linear):
     def forward(self, x):
         return super().forward(x) if x.sum() > 0 else super().forward(-x)
@@ -160,8 +164,8 @@ class Branching(nn.Linear):
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "1 is a BatchNorm1d: take GroupNorm"),
-        (nn.Sequential(nn.InstanceNorm1d(4, track_running_stats=True)), "0 is a InstanceNorm1d"),
+        (normed(nn.BatchNorm1d(2)), "in place: take GroupNorm in place of BatchNorm"),
+        (normed(nn.InstanceNorm1d(2, track_running_stats=True)), "nor change buffers in place"),
         (Branching(4, 4), "torch cannot vectorise the model"),
     ],
 )
