@@ -130,7 +130,8 @@ class Ledger(GridWrapper):
 
     def outcome(self) -> dict[str, Any]:
         """Return what a run's result says of privacy."""
-        return {"privacy": told(self._spent, self._config)}
+        found = told(self._spent, self._config)
+        return {"privacy": found, "epsilon": found["epsilon"]}
 
 
 def announced(config: Config, folder: Path) -> str:
