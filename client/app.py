@@ -53,8 +53,8 @@ def discreet(message: Message, context: Context, call_next: ClientAppCallable) -
 
 app = ClientApp(mods=[discreet])
 # What a node's owner may demand of runs by --node-config secure=: the modes that are allowed.
-FLOOR = {**dict.fromkeys(("0", "false"), ["none", "sum", "bare"]), "sum": ["sum"]}
-FLOOR |= dict.fromkeys(("1", "true"), ["sum", "bare"])
+FLOOR = dict.fromkeys(("0", "false"), "none sum bare") | dict.fromkeys(("1", "true"), "sum bare")
+FLOOR["sum"] = "sum"
 
 
 def _read(message: Message) -> tuple[Vector, TrainConfig, Arrays]:
@@ -84,9 +84,10 @@ def _known(context: Context, shows: str = "") -> tuple[Config, Node]:
         raise ConfigError(f"--node-config secure-least={least}: this node needs a count of nodes")
     if floor not in FLOOR:
         raise ConfigError(f"--node-config secure={floor}: this node needs 0, 1 or sum")
-    if (mode if config.secure.masks else "none") not in FLOOR[floor]:
-        allowed = " and ".join(f"secure={each}" for each in FLOOR[floor])
-        raise ConfigError(f"this node's owner allows {allowed} alone")
+    allowed = FLOOR[floor].split()
+    if (mode if config.secure.masks else "none") not in allowed:
+        modes = " and ".join(f"secure={each}" for each in allowed)
+        raise ConfigError(f"this node's owner allows {modes} alone")
     if shows and mode != "none":
         raise ConfigError(f"secure={mode} hides single nodes: {shows} is not sent")
     return config, node

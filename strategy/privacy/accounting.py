@@ -14,6 +14,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -59,9 +60,9 @@ def epsilon_of(spent: Mapping[Mechanism, int], delta: float, method: str = RDP) 
 
 
 def noise_for(privacy: Privacy, steps: int, before: Spent) -> float:
-    """Return the least noise multiplier with which so many steps stay within the budget.
+    """Return the least noise multiplier, of three decimals, with which the steps stay within budget.
 
-    It has three digits after the point. `before`: the steps that have been taken already.
+    `before`: the steps that have been taken already.
     """
 
     def margin(thousandths: int) -> float:
@@ -106,13 +107,10 @@ def told(spent: Spent, config: Config) -> dict[str, Any]:
     words = f"{times:.0f} {unit}{'s' * (times != 1)}, q={options.rate:g}, z={options.noise:g}"
     words += f", after {earlier:,} earlier steps" * bool(earlier)
     return {
+        **asdict(options),
         "text": f"epsilon {epsilon + 0.005:.2f} at delta {delta:g} ({words})",  # rounded up
-        "unit": options.unit,
-        "epsilon": epsilon,
-        "method": method,
-        "delta": delta,
         "budget": options.epsilon,
-        "clip": options.clip,
+        **{"epsilon": epsilon, "method": method},
         "spent": [[*each, steps] for each, steps in spent.items()],
     }
 

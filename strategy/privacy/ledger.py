@@ -1,8 +1,7 @@
 """The ledger of a run's privacy: what its nodes release, written down before it is asked for.
 
 The guarantee of a run is about all that has ever been sent, also in rounds that a resumed run
-repeats. So the ledger, `privacy.jsonl`, is never cut, unlike `history.jsonl`. A line is on the disk
-before the messages are sent that cause what it counts.
+repeats. So the ledger, `privacy.jsonl`, is never cut, unlike `history.jsonl`.
 """
 
 import json

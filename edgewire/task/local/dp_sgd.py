@@ -30,13 +30,8 @@ from edgewire.task.tensors import Tensors, count, leaves, mapped, rows, taken
 Batch = tuple[Tensors, Tensors]  # as in `edgewire.task.steps`, which imports more
 Precision = Callable[[FlatModel], AbstractContextManager[Any]]
 CHUNK_BYTES, CHUNK = 64 << 20, 256  # the most bytes and samples of gradients in memory at once
-# Sums of clipped gradients are rounded to float32, which may change them by less than this share
-# of the clipping norm: it is lowered by it.
-ROUNDED = 1e-3
-CURE = (
-    ": it must neither branch on values (if, item()) nor change buffers in place: take GroupNorm "
-    "in place of BatchNorm, as model=resnet18_gn"
-)
+ROUNDED = 1e-3  # of the clipping norm: sums in float32 are changed by less
+CURE = ": no if or item() on values, no change of buffers in place; GroupNorm in place of BatchNorm"
 
 
 class _Loss(nn.Module):

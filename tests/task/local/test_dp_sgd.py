@@ -164,8 +164,8 @@ class Branching(nn.Linear):
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        (normed(nn.BatchNorm1d(2)), "in place: take GroupNorm in place of BatchNorm"),
-        (normed(nn.InstanceNorm1d(2, track_running_stats=True)), "nor change buffers in place"),
+        (normed(nn.BatchNorm1d(2)), "in place; GroupNorm in place of BatchNorm"),
+        (normed(nn.InstanceNorm1d(2, track_running_stats=True)), "no change of buffers in place"),
         (Branching(4, 4), "torch cannot vectorise the model"),
     ],
 )
