@@ -308,8 +308,8 @@ def steps_of(config: Config) -> int:
     """
     if config.privacy.unit == NODE or config.strategy.get("update") == "gradient":
         return 1
-    epochs = round(config.local_epochs / config.privacy.rate, 6)  # 1 / 0.1 is 10, and not more
-    return config.local_steps or math.ceil(epochs)
+    # 1 / 0.1 is 10, and not more
+    return config.local_steps or math.ceil(round(config.local_epochs / config.privacy.rate, 6))
 
 
 def optimizer_of(config: Config, parameters: list[nn.Parameter]) -> Optimizer:

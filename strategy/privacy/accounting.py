@@ -60,7 +60,7 @@ def epsilon_of(spent: Mapping[Mechanism, int], delta: float, method: str = RDP) 
 
 
 def noise_for(privacy: Privacy, steps: int, before: Spent) -> float:
-    """Return the least noise multiplier, of three decimals, with which the steps stay within budget.
+    """Return the least noise multiplier, to three decimals, that keeps the steps within the budget.
 
     `before`: the steps that have been taken already.
     """

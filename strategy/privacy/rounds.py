@@ -15,7 +15,7 @@ from edgewire.conf.privacy import Privacy
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.synchronous import Rounds, SparseAveraging
 from edgewire.strategy.update_mean import UpdateMean
-from edgewire.task.local.secret_draws import SecretDraws
+from edgewire.task.local.secret_draws import normal, uniform
 
 # A sum of a million updates in float64 is rounded by less than this share of the clipping norm.
 ROUNDED = 1e-6
@@ -48,7 +48,7 @@ class NoisyMean(UpdateMean):
         The rounding to float32 hides the gaps between the float64 numbers that can be drawn
         (Mironov 2012).
         """
-        noise = SecretDraws().normal(self.size).numpy()
+        noise = normal(self.size).numpy()
         noisy, self.total = self.total + self._noise * self._clip * noise, np.zeros(self.size)
         return None, (noisy / self.expected).astype(np.float32)
 
@@ -100,7 +100,7 @@ class NoisyRounds(Rounds):
         """
         nodes, resting = self._grid.wait_for_nodes(), self._exchange.resting()
         self._present = len(nodes)
-        draws = zip(nodes, SecretDraws().uniform(len(nodes)).tolist(), strict=True)
+        draws = zip(nodes, uniform(len(nodes)).tolist(), strict=True)
         asked = [node for node, coin in draws if coin < self._rate and node not in resting]
         return asked, len(asked)
 

@@ -22,7 +22,7 @@ from torch.func import functional_call, grad, vmap
 from edgewire.task.datasets import Data
 from edgewire.task.errors import errors_as
 from edgewire.task.flat_model import FlatModel
-from edgewire.task.local.secret_draws import SecretDraws
+from edgewire.task.local.secret_draws import normal, uniform
 from edgewire.task.objectives import Objective
 from edgewire.task.rng import CPU, IsolatedRng
 from edgewire.task.tensors import Tensors, count, leaves, mapped, rows, taken
@@ -104,7 +104,7 @@ class DpSgd:
         """Yield mini-batches for ever; they may be empty (Algorithm 1, line 4)."""
         inputs, targets = self.samples
         while True:
-            drawn = SecretDraws().uniform(count(inputs)) < self.rate
+            drawn = uniform(count(inputs)) < self.rate
             index = drawn.nonzero().flatten().to(leaves(inputs)[0].device)
             yield taken(inputs, index), taken(targets, index)
 
@@ -115,7 +115,7 @@ class DpSgd:
         gaps between the float64 numbers that can be drawn (Mironov 2012).
         """
         total = self.gradients.total(batch, self.clip)
-        total.add_(SecretDraws().normal(len(total)), alpha=self.noise * self.clip)
+        total.add_(normal(len(total)), alpha=self.noise * self.clip)
         return total.div_(self.rate * count(self.samples[0])).float()
 
 

@@ -24,7 +24,6 @@ from edgewire.strategy.privacy.rounds import NoisyMean, NoisyRounds
 from edgewire.strategy.run import checkpointer
 from edgewire.strategy.synchronous import Rounds
 from edgewire.task.errors import TaskError
-from edgewire.task.local.secret_draws import SecretDraws
 from tests.local_runs import Stopped, at_row, local_run, raising
 from tests.runs import history_of, model_bytes, nodes_of, result_of
 from tests.strategy import federation
@@ -61,12 +60,10 @@ class Record:
         present = [node for node in range(1, NODES + 1) if node != absent]
         add, take, this = NoisyMean.add, NoisyMean.take, self
 
-        class Coins(SecretDraws):
-            def uniform(self, size):
-                """Return the coins of the present nodes, or what the noise is made of."""
-                if size != len(present):
-                    return super().uniform(size)
-                return torch.from_numpy(coins[len(begun)][[node - 1 for node in present]])
+        def tossed(size):
+            """Return the coins of the present nodes."""
+            assert size == len(present)
+            return torch.from_numpy(coins[len(begun)][[node - 1 for node in present]])
 
         def adding(self, indices, values, weight=1.0):
             this.added.add((len(begun), values.tobytes()))
@@ -80,7 +77,7 @@ class Record:
             return next(given) if means else (indices, values)
 
         with monkeypatch.context() as patch:
-            patch.setattr(rounds, "SecretDraws", Coins)
+            patch.setattr(rounds, "uniform", tossed)
             patch.setattr(NoisyMean, "add", adding)
             patch.setattr(NoisyMean, "take", noting)
             made = Federation(Learner("delta", **TOPK), seed=seed)
