@@ -52,11 +52,9 @@ def discreet(message: Message, context: Context, call_next: ClientAppCallable) -
 
 
 app = ClientApp(mods=[discreet])
-# What a node's owner may demand of runs in --node-config, as patterns.
-FLOOR = {
-    "secure": ("0|1|false|true|sum", "0, 1 or sum"),
-    "secure-least": ("[0-9]{1,9}", "a count of nodes"),
-}
+# What a node's owner may demand of runs by --node-config secure=: the modes that are allowed.
+FLOOR = dict.fromkeys(("0", "false"), "none sum bare") | dict.fromkeys(("1", "true"), "sum bare")
+FLOOR["sum"] = "sum"
 
 
 def _read(message: Message) -> tuple[Vector, TrainConfig, Arrays]:
@@ -73,31 +71,31 @@ def _reply(message: Message, arrays: ArrayRecord, metrics: Metrics) -> Message:
     return reply_to(message, content)
 
 
-def _known(context: Context) -> tuple[Config, Node]:
-    """Return the run's checked configuration, and the `Node`."""
+def _known(context: Context, shows: str = "") -> tuple[Config, Node]:
+    """Return the run's checked configuration, and the `Node`.
+
+    `shows`: what the reply would tell of this node alone, which ends a run with a secure sum.
+    """
     node = node_of(context)
     config = load_config(context.run_config, node.count, context.node_config)
-    secure, given = config.secure, {n: str(context.node_config.get(n, 0)).lower() for n in FLOOR}
-    for name, (form, says) in FLOOR.items():
-        if not re.fullmatch(form, given[name]):
-            raise ConfigError(f"--node-config {name}={given[name]}: this node needs {says}")
-    if given["secure"] not in ("0", "false"):
-        if secure.mode == "none" or not secure.masks:
-            raise ConfigError("this node's owner allows secure=sum and secure=bare alone")
-        if given["secure"] == "sum" != secure.mode:
-            raise ConfigError("this node's owner allows secure=sum alone")
+    mode, given = config.secure.mode, context.node_config
+    least, floor = (str(given.get(name, 0)).lower() for name in ("secure-least", "secure"))
+    if not re.fullmatch("[0-9]{1,9}", least):
+        raise ConfigError(f"--node-config secure-least={least}: this node needs a count of nodes")
+    if floor not in FLOOR:
+        raise ConfigError(f"--node-config secure={floor}: this node needs 0, 1 or sum")
+    allowed = FLOOR[floor].split()
+    if (mode if config.secure.masks else "none") not in allowed:
+        modes = " and ".join(f"secure={each}" for each in allowed)
+        raise ConfigError(f"this node's owner allows {modes} alone")
+    if shows and mode != "none":
+        raise ConfigError(f"secure={mode} hides single nodes: {shows} is not sent")
     return config, node
 
 
-def _expect_shown(config: Config, what: str) -> None:
-    """Raise `ConfigError` in a run in which the server must not see numbers of a single node."""
-    if config.secure.mode != "none":
-        raise ConfigError(f"secure={config.secure.mode} hides single nodes: {what} is not sent")
-
-
-def _trainer(context: Context) -> tuple[Trainer, Node]:
+def _trainer(context: Context, shows: str = "") -> tuple[Trainer, Node]:
     """Return the run's trainer, which is built once per process, and the `Node`."""
-    config, node = _known(context)
+    config, node = _known(context, shows)
     return trainer_for(config, node.folder), node
 
 
@@ -126,8 +124,7 @@ def step(message: Message, context: Context) -> Message:
 @app.train("segment")
 def segment(message: Message, context: Context) -> Message:
     """Train this node's segment of a model that is cut into segments (`edgewire.pipeline.node`)."""
-    config, node = _known(context)
-    _expect_shown(config, "what layers make of samples")
+    config, node = _known(context, "what layers make of samples")
     return segments_for(config, node.folder).answer(message, context)
 
 
@@ -138,8 +135,7 @@ def columns(message: Message, context: Context) -> Message:
 
     if str(context.node_config.get("survey", True)).lower() == "false":
         raise ConfigError("this node sends no survey: it was started with survey=false")
-    config, node = _known(context)
-    _expect_shown(config, "a survey")
+    config, node = _known(context, "a survey")
     survey = surveyed(node.index, node.count, **table_options(config, node.folder)).to_bytes()
     return reply_to(message, RecordDict({"columns": ConfigRecord({"survey": survey})}))
 
@@ -147,8 +143,7 @@ def columns(message: Message, context: Context) -> Message:
 @app.evaluate(mods=[uplink])
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the received model on the node's held-back samples; on all if none are held back."""
-    trainer, node = _trainer(context)
-    _expect_shown(trainer.config, "an evaluation")
+    trainer, node = _trainer(context, "an evaluation")
     arrays = cast(ArrayRecord, message.content["arrays"])
     metrics = trainer.evaluate(node, to_vector(arrays), natives_of(arrays), context.state)
     return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)

@@ -75,15 +75,6 @@ def numbered(data: Data) -> int:
 def server_data_of(config: Config) -> Data:
     """Return the data set of a server whose nodes may have their own data.
 
-    Without the nodes' personal layers a server has nothing to test, so its test split is empty.
-    """
-    data = _server_data_of(config)
-    return replace(data, test=Split(torch.empty(0))) if config.personal else data
-
-
-def _server_data_of(config: Config) -> Data:
-    """Return the data that a server finds.
-
     If there are no data where the server looks by default (`dataset.root` is not given), its splits
     are empty. `imagefolder` then needs `dataset.classes`. Raises `ConfigError` or `TaskError` for
     data that cannot be read, and for a given `dataset.root` without data.
@@ -317,8 +308,8 @@ def steps_of(config: Config) -> int:
     """
     if config.privacy.unit == NODE or config.strategy.get("update") == "gradient":
         return 1
-    epochs = round(config.local_epochs / config.privacy.rate, 6)  # 1 / 0.1 is 10, and not more
-    return config.local_steps or math.ceil(epochs)
+    # 1 / 0.1 is 10, and not more
+    return config.local_steps or math.ceil(round(config.local_epochs / config.privacy.rate, 6))
 
 
 def optimizer_of(config: Config, parameters: list[nn.Parameter]) -> Optimizer:

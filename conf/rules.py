@@ -70,8 +70,7 @@ def check(choice: Choice) -> None:
     _check_receivers(choice)
     _expect(_messages(choice))
     if config.privacy.on:
-        _expect(_private(choice))
-        _expect(_sample(choice) if config.privacy.unit == SAMPLE else _node(choice))
+        _expect(_private(choice) | (_sample if config.privacy.unit == SAMPLE else _node)(choice))
 
 
 def check_flower(strategy: Strategy, config: Config) -> None:
@@ -94,6 +93,15 @@ def _expect(rows: Rows) -> None:
     for text, refused in rows.items():
         if refused:
             raise ConfigError(text)
+
+
+def _cures(says: str, wrong: Rows) -> Rows:
+    """Return the rows of what cures something: by the cure, whether it is needed."""
+    return {f"{says}: give {cure}": needed for cure, needed in wrong.items()}
+
+
+def _is_local(config: Config) -> bool:
+    return str(config.engine["_target_"]).endswith(".run_local")
 
 
 def evaluates(strategy: Strategy) -> bool:
@@ -158,44 +166,39 @@ def _methods(c: Choice) -> Rows:
 
 def _private(c: Choice) -> Rows:
     """Return the rows of what would give away values of the samples that no noise covers."""
-    config, says = c.config, f"privacy={c.config.privacy.unit}: "
-    by_loss = str(config.schedule["_target_"]).endswith(".ReduceOnPlateau")
-    by_loss = by_loss and config.schedule.get("metric", "train_loss") == "train_loss"
-    asks = [getattr(each, "fraction_evaluate", 0) for each in wrapped(c.strategy)]
+    schedule, says = c.config.schedule, f"privacy={c.config.privacy.unit}: "
+    plateau = str(schedule["_target_"]).endswith(".ReduceOnPlateau")
     return {
-        f"{says}privacy.noise= is not known: `python run.py` computes it from privacy.epsilon=": (
-            config.privacy.noise is None
-        ),
         f"{says}nodes would send exact metrics of their samples: give "
-        "strategy.fraction_evaluate=0": any(asks),
+        "strategy.fraction_evaluate=0": evaluates(c.strategy),
         f"{says}the training loss is not told, so it cannot set the learning rate: give another "
-        "schedule.metric=": by_loss,
+        "schedule.metric=": plateau and schedule.get("metric", "train_loss") == "train_loss",
     }
 
 
 def _sample(c: Choice) -> Rows:
     """Return the rows of what a node would send without the noise of its samples' gradients."""
-    s, config, sparsifier = c.strategy, c.config, c.codecs.uplink.sparsifier
-    local, name = type(c.local), type(c.local).__name__
-    plain: Any = next(each for each in local.__mro__ if each.__name__ == "LocalAlgorithm")
-    own = local.train is not plain.train or local.loss is not plain.loss
-    says = "privacy=sample: "
-    return {
-        f"{says}a node of a cut model sends what its layers make of samples, without noise: "
-        "choose a strategy that sends models": not getattr(s, "sends_models", True),
-        f"{says}strategy=qfedavg weights nodes by their losses, which are not sent: choose "
-        "another strategy": any(isinstance(each, QFedAvg) for each in wrapped(s)),
-        f"{says}the sparsifier {sparsifier.name} chooses by the loss, which has no noise: choose "
-        "another compression=": sparsifier.repeats and getattr(sparsifier, "keep", "") != "random",
-        f"{says}{name} has a train() or loss() of its own, to which no noise is added: override "
-        "begin, correct and end": own,
-        f"{says}the scale of float16 depends on the samples: give local.autocast=bfloat16 or "
-        "null": c.local.autocast == "float16",
-        f"{says}the loss of {type(c.objective).__name__} is one of whole mini-batches, so a "
-        "sample has no gradient of its own: choose another objective=": c.objective.batch_loss,
-        f"{says}objective.class_weights weights the samples of a mini-batch against each other: "
-        "drop it": config.objective.get("class_weights"),
+    s, local, sparsifier, name = c.strategy, c.local, c.codecs.uplink.sparsifier, type(c.local)
+    plain: Any = next(each for each in name.__mro__ if each.__name__ == "LocalAlgorithm")
+    rows = {
+        "a node of a cut model sends what its layers make of samples, without noise: choose a "
+        "strategy that sends models": not getattr(s, "sends_models", True),
+        "strategy=qfedavg weights nodes by their losses, which are not sent: choose another "
+        "strategy": any(isinstance(each, QFedAvg) for each in wrapped(s)),
+        f"the sparsifier {sparsifier.name} chooses by the loss, which has no noise: choose another "
+        "compression=": sparsifier.repeats and getattr(sparsifier, "keep", "") != "random",
+        f"{name.__name__} has a train() or loss() of its own, to which no noise is added: override "
+        "begin, correct and end": (name.train, name.loss) != (plain.train, plain.loss),
+        "the scale of float16 depends on the samples: give local.autocast=bfloat16 or null": (
+            local.autocast == "float16"
+        ),
+        f"the loss of {type(c.objective).__name__} is one of whole mini-batches, so a sample has "
+        "no gradient of its own: choose another objective=": c.objective.batch_loss,
+        "objective.class_weights weights the samples of a mini-batch against each other: drop it": (
+            c.config.objective.get("class_weights")
+        ),
     }
+    return {f"privacy=sample: {text}": refused for text, refused in rows.items()}
 
 
 def _node(c: Choice) -> Rows:
@@ -203,30 +206,22 @@ def _node(c: Choice) -> Rows:
     s, config, kind = c.strategy, c.config, "edgewire.strategy.synchronous.SparseAveraging"
     if config.strategy["_target_"] != kind:
         return {"privacy=node is for strategy=sparse_averaging, which adds the noise": True}
-    share, engine = s.participation.fraction_train, str(config.engine["_target_"])
-    uplink, down = c.codecs.uplink, c.codecs.downlink
+    share, others = s.participation.fraction_train, s.participation.min_train_nodes > 1
+    differs, repeats = s.follow == "differences", c.codecs.uplink.sparsifier.repeats
+    sums, waits = s.optimizer.incremental, config.timeout >= FOREVER and not _is_local(config)
     wrong = {
         **_alike(c, s),
         "secure=none, because the server has to clip each update": config.secure.mode != "none",
-        "strategy.min_train_nodes=1, because each node is drawn by itself": (
-            s.participation.min_train_nodes > 1
-        ),
+        "strategy.min_train_nodes=1, because each node is drawn by itself": others,
         f"privacy.rate={share:g}, which is strategy.fraction_train": config.privacy.rate != share,
-        "strategy.follow=steps or weights: the number of a difference tells who took part": (
-            s.follow == "differences" and down is not None
-        ),
-        "another compression=: the server keeps this one's indices as long as all fit": (
-            uplink is not None and uplink.sparsifier.repeats
-        ),
-        "another strategy/optimizer=, which does not add up all that it gets": (
-            s.optimizer.incremental
-        ),
-        "timeout=600, say: otherwise a slow node lets the server wait longer for others": (
-            config.timeout >= FOREVER and not engine.endswith(".run_local")
-        ),
+        "strategy.follow=steps or weights: the number of a difference tells who took part": differs
+        and c.codecs.downlink,
+        "another compression=: the server keeps this one's indices as long as all fit": repeats,
+        "another strategy/optimizer=, which does not add up all that it gets": sums,
+        "timeout=600, say: otherwise a slow node lets the server wait longer for others": waits,
     }
     return {
-        **{f"privacy=node hides one node in a sum: give {cure}": wrong[cure] for cure in wrong},
+        **_cures("privacy=node hides one node in a sum", wrong),
         f"privacy=node hides one of nodes={config.nodes}, and below {CROWD:,} the noise ruins most "
         "models: give privacy=sample, or privacy.anyway=true": config.nodes < CROWD
         and not config.privacy.anyway,
@@ -336,7 +331,7 @@ def _sums(c: Choice, s: Any) -> Rows:
         "strategy.follow=steps": follow == "weights",
     }
     ef21 = "strategy/optimizer=ef21 adds up the changes of all nodes, as the nodes sent them"
-    return {f"{ef21}: give {cure}": s.optimizer.incremental and wrong[cure] for cure in wrong}
+    return _cures(ef21, wrong) if s.optimizer.incremental else {}
 
 
 def _secure(c: Choice, s: Any) -> Rows:
@@ -345,30 +340,27 @@ def _secure(c: Choice, s: Any) -> Rows:
     Whatever the server does with a single update is refused: it would do nothing, or need what the
     sum is to hide.
     """
-    config, among, codec, down = c.config, s.participation, c.codecs.uplink, c.codecs.downlink
+    mode, least, codec = c.config.secure.mode, c.config.secure.least, c.codecs.uplink
+    if mode == "none":
+        return {}
+    summable = isinstance(codec.quantizer, SummableQuantizer) and not codec.sparsifier.selects
     wrong = {
-        "compression=grid or lowrank, of which sums can be taken": codec is None
-        or not isinstance(codec.quantizer, SummableQuantizer)
-        or codec.sparsifier.selects,
-        "compression.coder=raw": codec is not None and codec.coder.name != "raw",
-        "compression.exact_steps=0": codec is not None and codec.exact_steps > 0,
-        "compression.exact=null": codec is not None and bool(codec.exact_names),
+        "compression=grid or lowrank, of which sums can be taken": not summable,
+        "compression.coder=raw": codec.coder.name != "raw",
+        "compression.exact_steps=0": codec.exact_steps > 0,
+        "compression.exact=null": codec.exact_names,
         **_alike(c, s),
-        "strategy.follow=steps": s.follow != "steps" and down is not None,
+        "strategy.follow=steps": s.follow != "steps" and c.codecs.downlink,
     }
-    mode, drawn_nodes = config.secure.mode, among.drawn(config.nodes)
-    on = mode != "none"
+    drawn_nodes = s.participation.drawn(c.config.nodes)
     return {
-        **{
-            f"secure={mode} hides single updates: give {cure}": on and wrong[cure] for cure in wrong
-        },
-        f"secure.least={config.secure.least} nodes are needed for a round of secure={mode}, and "
-        f"{drawn_nodes} train in one: give more nodes=, or a larger strategy.fraction_train": on
-        and drawn_nodes < config.secure.least,
+        **_cures(f"secure={mode} hides single updates", wrong),
+        f"secure.least={least} nodes are needed for a round of secure={mode}, and {drawn_nodes} "
+        "train in one: give more nodes=, or a larger strategy.fraction_train": drawn_nodes < least,
     }
 
 
-def _alike(c: Choice, s: Any) -> dict[str, bool]:
+def _alike(c: Choice, s: Any) -> Rows:
     """Return the cures, and whether each is needed, of a sum in which all nodes count alike."""
     among, how, screen = s.participation, s.aggregation, c.config.screen
     return {
@@ -383,7 +375,7 @@ def _alike(c: Choice, s: Any) -> dict[str, bool]:
         "screen.clip=null": screen.clip is not None,
         "screen.statistics=null": screen.statistics is not None,
         "screen.weight=null": screen.weight is not None,
-        "local=plain": bool(c.local.vectors),
+        "local=plain": c.local.vectors,
     }
 
 
@@ -396,8 +388,7 @@ def _momenta(c: Choice, s: Any) -> Rows:
         "strategy.mask_received=false": s.mask_received,
     }
     adam = "strategy/optimizer=one_bit_adam is for nodes that send gradients and repeat the"
-    momenta = s.optimizer.sends_momentum
-    return {f"{adam} server's steps: give {cure}": momenta and wrong[cure] for cure in wrong}
+    return _cures(f"{adam} server's steps", wrong) if s.optimizer.sends_momentum else {}
 
 
 def _asynchronous(c: Choice, s: Any) -> Rows:
@@ -497,7 +488,7 @@ def _messages(c: Choice) -> Rows:
         f"secure={secure.mode} is for strategy=sparse_averaging: with another strategy the server "
         "sees each update": secure.mode != "none" and not averages,
         "secure.masks=false hides nothing: it is for engine=local": not secure.masks
-        and not str(c.config.engine["_target_"]).endswith(".run_local"),
+        and not _is_local(c.config),
         f"local={local} sends vectors of the whole model, and personal= keeps a part of it at the "
         "node: give local=plain": personal and c.local.vectors,
         "personal= keeps layers at the nodes, so only they can evaluate the model: give "

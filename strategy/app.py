@@ -17,7 +17,6 @@ from edgewire.conf.schema import ConfigError
 from edgewire.conf.trust import output_of
 from edgewire.protocol.choose_grid import bundled
 from edgewire.protocol.run_ended import was_stopped
-from edgewire.strategy.base import ParameterServer
 from edgewire.strategy.ordered_grid import OrderedGrid, count_nodes
 from edgewire.strategy.privacy.ledger import BudgetSpent, Ledger
 from edgewire.strategy.run.checkpoint_file import forget
@@ -69,9 +68,8 @@ def main(grid: Grid, context: Context) -> None:
     if resume and not folder:
         raise ConfigError("resume needs output=, the folder of the run to resume")
     run = Run(config, grid, RunLog(folder, objective, anew=not resume), node_log)
-    run.ledger = ledger
-    if ledger is not None and isinstance(run.strategy, ParameterServer):
-        run.strategy.count_round = ledger.count_round
+    if ledger is not None:
+        run.ledger, run.strategy.count_round = ledger, ledger.count_round
     if nodes is not None:
         nodes.strategy = run.strategy
     shutdown = GracefulShutdown(folder)

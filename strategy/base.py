@@ -85,6 +85,8 @@ class RunStrategy(Strategy):
         self.evaluate_metrics: MetricRecord | None = None
         self.evaluated: dict[str, Any] | None = None
         self.on_state_complete: Callable[[], None] = lambda: None
+        # With privacy: writes a round into the ledger, before the round begins.
+        self.count_round: Callable[[], None] | None = None
         self._goes_on = False  # whether `start` resumes a loaded state
         super().__init__(*wrapped)
 
@@ -202,8 +204,6 @@ class ParameterServer(RunStrategy):
         # For an evaluation at the nodes: the run's objective, and the rounds between two of them.
         self.objective: Objective | None = None
         self.eval_every = 1
-        # With privacy=node: writes a round into the ledger, before the round begins.
-        self.count_round: Callable[[], None] | None = None
 
     def _ordered(self, grid: Grid) -> OrderedGrid:
         """Return the grid in the nodes' order; it refuses replies to messages that are not open."""

@@ -40,21 +40,19 @@ class Credentials:
     """
 
     def __init__(self, ca: Path, certificate: Path, key: Path) -> None:
-        revoked, content = ca.with_suffix(".crl"), b""
+        revoked = ca.with_suffix(".crl")
         try:
             self._cas = x509.load_pem_x509_certificates(ca.read_bytes())
             listed = x509.load_pem_x509_crl(revoked.read_bytes()) if revoked.exists() else None
-            shown, content = (
-                x509.load_pem_x509_certificate(certificate.read_bytes()),
-                key.read_bytes(),
-            )
+            shown = x509.load_pem_x509_certificate(certificate.read_bytes())
+            content = key.read_bytes()
             load = load_ssh_private_key if b"OPENSSH" in content else load_pem_private_key
-            private = load(content, None)
+            private: Any = load(content, None)
+            private.sign(b"", ec.ECDSA(SHA384()))  # raises for a key of another kind
         except Exception as error:  # a damaged file may raise anything
-            reason = getattr(error, "strerror", None) or "a file is damaged or encrypted"
+            reason = getattr(error, "strerror", None)
+            reason = reason or "a file is damaged or encrypted, or the key has no elliptic curve"
             raise SecureError(f"{', '.join(OPTIONS)} of this node: {reason}") from None
-        if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise SecureError("secure-key of this node is no elliptic-curve key")
         if private.public_key() != shown.public_key():
             raise SecureError("secure-certificate of this node is of another key than secure-key")
         # Its signature does not matter: a forged list could only refuse more.
@@ -74,7 +72,7 @@ class Credentials:
 
     def proof(self, run: bytes, run_key: bytes) -> bytes:
         """Return the proof that a run key of the session ``run`` is this node's."""
-        signature = self._key.sign(STATEMENT + run + run_key, ec.ECDSA(SHA384()))
+        signature: bytes = self._key.sign(STATEMENT + run + run_key, ec.ECDSA(SHA384()))
         return len(self._shown).to_bytes(SIZE, "little") + self._shown + signature
 
     def holder(self, proof: bytes, run: bytes, run_key: bytes) -> str:
@@ -87,13 +85,12 @@ class Credentials:
         end, name = SIZE + int.from_bytes(proof[:SIZE], "little"), ""
         try:
             shown = x509.load_der_x509_certificate(proof[SIZE:end])
-            key, name = shown.public_key(), ascii(shown.subject.rfc4514_string())[:100]
+            key: Any = shown.public_key()
+            name = ascii(shown.subject.rfc4514_string())[:100]
             # The server has a certificate of the same CA, but not for a client.
             PolicyBuilder().store(Store(self._cas)).build_client_verifier().verify(shown, [])
             if shown.serial_number in self._revoked:
                 return f" the certificate of {name} is revoked"
-            if not isinstance(key, ec.EllipticCurvePublicKey):
-                return f" the key of {name} is no elliptic-curve key"
             key.verify(proof[end:], STATEMENT + run + run_key, ec.ECDSA(SHA384()))
         except VerificationError as error:
             reason = str(error).partition(" (")[0]

@@ -307,11 +307,11 @@ def prepare(config: Config) -> dict[str, Any]:
     fit(scheme, config, data)
     if len(data.train) and asks_nodes(scheme):
         expect_fits(model, objective, data, mean=True)
-    unit, by_sample = config.privacy.unit, config.privacy.unit == SAMPLE
+    private, by_sample = config.privacy, config.privacy.unit == SAMPLE
     units = len(data.train) if by_sample else config.nodes
-    if config.privacy.on and units and config.privacy.delta >= 1 / units:
+    if private.on and units and private.delta >= 1 / units:
         text = "privacy.delta=%g allows that one %s is not hidden at all: give one well below 1/%d"
-        log.warning(text, config.privacy.delta, unit, units)
+        log.warning(text, private.delta, private.unit, units)
     if by_sample and len(data.train):
         expect_private(model, objective, built.local_of(config).precision, data)
     Schedule(config.schedule, config.lr, objective).step(loss=1.0)

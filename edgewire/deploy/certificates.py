@@ -130,14 +130,15 @@ def make_server(keys: Path, names: list[str], renew: bool = False) -> list[Path]
 def make_node(keys: Path, name: str) -> list[Path]:
     """Make a node's key and its certificate (`certify_node`); return the paths.
 
-    Raises `UsageError` for an invalid name, and for a file that exists or cannot be written.
+    Without the CA's key, which may be elsewhere, it makes no certificate. Raises `UsageError` for
+    an invalid name, and for a file that exists or cannot be written.
     """
     private, public = node_files(keys, name)
     secret, shown = new_key()
     made = [write_new(private, secret, SECRET)]
     try:
         made.append(write_new(public, shown + f" {name}\n".encode(), PUBLIC))
-        return made + certify_node(keys, name)
+        return made + (certify_node(keys, name) if (keys / f"{CA}.key").exists() else [])
     except UsageError:
         for file in made:
             file.unlink()
@@ -147,11 +148,8 @@ def make_node(keys: Path, name: str) -> list[Path]:
 def certify_node(keys: Path, name: str) -> list[Path]:
     """Make a certificate for a node's public key; return its path.
 
-    Without the CA's key, which may be elsewhere, it makes none, and returns no path. Raises
-    `UsageError` for an invalid name, and for a file that cannot be read or written.
+    Raises `UsageError` for an invalid name, and for a file that cannot be read or written.
     """
-    if not (keys / f"{CA}.key").exists():
-        return []
     key = load_pem_public_key(public_key(keys, name))
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise UsageError(f"the key of {name} must be an elliptic-curve key (ssh-keygen -t ecdsa)")
@@ -160,10 +158,9 @@ def certify_node(keys: Path, name: str) -> list[Path]:
     builder = _begun(subject, ca.subject, key, CA_DAYS)
     # The server's certificate is not for clients, so the server cannot use it as a node's.
     uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
-    builder = builder.add_extension(uses, critical=False)
-    names = x509.SubjectAlternativeName([x509.DNSName(name)])
-    made = _signed(builder.add_extension(names, critical=False), ca_key)
-    return _replaced((certificate_file(keys, name), made, PUBLIC))
+    for each in (uses, x509.SubjectAlternativeName([x509.DNSName(name)])):
+        builder = builder.add_extension(each, critical=False)
+    return _replaced((certificate_file(keys, name), _signed(builder, ca_key), PUBLIC))
 
 
 def revoke_certificate(keys: Path, name: str) -> list[Path]:

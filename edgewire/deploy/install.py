@@ -86,11 +86,9 @@ def install(source: str, root: Path, config: str | None = None) -> list[str]:
         (root / UNITS).mkdir(parents=True, exist_ok=True)
         write_file(root / UNITS / UNIT, unit.encode())
         (root / UNITS / UNIT).chmod(0o644)
-        # The node's user reads the certificates. Not each node has one of its own.
-        files = {CA: 0o644, CERTIFICATE: 0o644, KEY: 0o600}
-        for name, mode in ((name, files[name]) for name in files if (new / name).exists()):
+        for name in (each for each in (CA, CERTIFICATE, KEY) if (new / each).exists()):
             write_file(copy := new / "copy", (new / name).read_bytes())
-            copy.chmod(mode)
+            copy.chmod(0o600 if name == KEY else 0o644)  # the node's user reads the certificates
             copy.replace(folder / name)
     except WORTH_WAITING as error:
         if isinstance(error, OSError):
@@ -121,13 +119,10 @@ def env_of(address: str, config: str) -> str:
     return text
 
 
-def packed(key: Path, ca: Path, address: str, config: str, certificate: Path) -> bytes:
-    """Return the bundle of a node, given its key's file, the CA's, and the values of node.env.
-
-    `certificate`: the file of the node's certificate, which may be missing.
-    """
+def packed(key: Path, ca: Path, address: str, config: str) -> bytes:
+    """Return the bundle of a node, given its key's file, the CA's, and the values of node.env."""
     files = {KEY: key.read_text(), CA: ca.read_text()}
-    if certificate.exists():
+    if (certificate := key.with_suffix(".crt")).exists():
         files[CERTIFICATE] = certificate.read_text()
     return json.dumps({"superlink": address, "node-config": config, **files}, indent=1).encode()
 

@@ -155,10 +155,6 @@ def _next_ca(given: argparse.Namespace) -> list[str]:
 
 def _node(given: argparse.Namespace) -> list[str]:
     if given.renew:
-        if not (file := given.keys / f"{CA}.key").exists():
-            raise UsageError(
-                f"a certificate needs the CA's key, and there is no {file}: put it back"
-            )
         return [f"made {path}" for name in given.names for path in certify_node(given.keys, name)]
     for name in given.names:
         for file in node_files(given.keys, name):
@@ -203,8 +199,7 @@ def _bundle(given: argparse.Namespace) -> list[str]:
             lines += [f"made {path}" for path in make_node(given.keys, name)]
             lines.append(f"{name} has a new key: `keys register {name}` lets it take part")
         private_key(key)
-        certificate = certificate_file(given.keys, name)
-        content = packed(key, ca, address, given.node_config, certificate)
+        content = packed(key, ca, address, given.node_config)
         lines.append(f"made {write_new(Path(f'{name}.json'), content, SECRET)}: it holds a key")
     return lines
 

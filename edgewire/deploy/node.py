@@ -95,19 +95,16 @@ def with_certificate(
     The certificate of node.key is node.crt beside it or beside the CA's. Without one, and if the
     configuration has `secure-ca`, it stays as it is. Raises `UsageError` for a damaged certificate.
     """
-    file, ca = given.auth_supernode_private_key or given.state / "key", given.root_certificates
-    if ca is None or "secure-ca" in config:
+    if given.root_certificates is None or "secure-ca" in config:
         return config
-    files = [each.expanduser() for each in (ca, file, file.with_suffix(".crt"))]
-    if not files[2].exists():
-        files[2] = files[0].with_name(files[2].name)
-    if not files[2].exists():
-        return config
-    if certificate_in(files[2]).public_key() != key.public_key():
-        log.warning("%s is of another key, and is not used", files[2])
-        return config
-    names = "secure-ca", "secure-key", "secure-certificate"
-    return {**config, **dict(zip(names, map(str, files), strict=True))}
+    file = (given.auth_supernode_private_key or given.state / "key").expanduser()
+    ca, own = given.root_certificates.expanduser(), file.with_suffix(".crt")
+    for shown in (each for each in (own, ca.with_name(own.name)) if each.exists()):
+        if certificate_in(shown).public_key() == key.public_key():
+            found = {"secure-ca": ca, "secure-key": file, "secure-certificate": shown}
+            return {**config, **{name: str(each) for name, each in found.items()}}
+        log.warning("%s is of another key, and is not used", shown)
+    return config
 
 
 def expect_digests(arguments: list[str]) -> None:

@@ -32,7 +32,6 @@ from edgewire.report.runs import (
     varying,
     whole_bytes,
 )
-from edgewire.report.runs import number as finite
 from edgewire.task.metric import Metric
 
 Each = TypeVar("Each")
@@ -139,12 +138,6 @@ def payload(result: dict[str, Any]) -> float:
     return float(result["uplink_bytes"] / max(result["client_updates"], 1))
 
 
-def epsilon(result: dict[str, Any]) -> float | None:
-    """Return a run's epsilon; None without differential privacy."""
-    found = result.get("privacy")
-    return finite(found.get("epsilon")) if isinstance(found, dict) else None
-
-
 def _with_deviation(key: str, share: bool = True) -> Callable[[Group], Cell]:
     """Show the mean of a number with its sample standard deviation; a share in %."""
 
@@ -192,7 +185,7 @@ COLUMNS: dict[str, Column] = {
         ),
         Column("sent up", mean(sent("uplink"), human_bytes), help=SENT),
         Column("sent down", mean(sent("downlink"), human_bytes), help=SENT),
-        Column("epsilon", mean(epsilon, "{:.3g}".format), help=EPSILON),
+        Column("epsilon", mean("epsilon", "{:.3g}".format), help=EPSILON),
         Column("updates", mean("client_updates", "{:.10g}".format)),
         Column("failed", mean("failures", "{:,.10g}".format), help=FAILED),
         Column("virtual time", mean("virtual_seconds", human_seconds)),

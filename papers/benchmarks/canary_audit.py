@@ -32,7 +32,7 @@ from scipy.stats import beta
 
 from edgewire.client.training import Trainer
 from edgewire.strategy.privacy.rounds import NoisyMean
-from edgewire.task.local.secret_draws import SecretDraws
+from edgewire.task.local.secret_draws import uniform
 from tests.local_runs import local_run
 from tests.runs import result_of
 
@@ -53,7 +53,7 @@ Floats = NDArray[np.float64]
 
 def scores(rounds: int, rate: float, noise: float, less: float) -> tuple[Floats, NDArray[Any], Any]:
     """Return the canaries' scores in a run, which of them took part, and what the run says."""
-    there = SecretDraws().uniform(CANARIES).numpy() < 0.5
+    there = uniform(CANARIES).numpy() < 0.5
     released, known = list[Floats](), list[Floats]()
     update, take = Trainer.update, NoisyMean.take
 

@@ -11,8 +11,10 @@ smaller one of it and of a bound by the distribution of privacy losses, PLD (Kos
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -25,9 +27,8 @@ from edgewire.conf.schema import Config, ConfigError
 
 RDP, PLD = "RDP", "PLD"
 ORDERS = (*range(2, 33), *range(36, 65, 4), 72, 80, 96, 128, 192, 256)
-FINE = 1e-4  # the error of the noise that is searched, which is then rounded up to 3 digits
 SHARP = 50.0  # up to this epsilon PLD is computed: beyond, it takes memory, and no bound is of use
-MOST_STEPS = 1 << 26
+MOST_STEPS, MOST_NOISE = 1 << 26, 10_000
 UNLUCKY = 0.01  # the probability that a node is drawn more often than planned
 
 
@@ -38,56 +39,47 @@ class Mechanism(NamedTuple):
     noise: float
 
 
-Spent = Mapping[Mechanism, int]  # the steps of each mechanism
+Spent = Counter[Mechanism]  # the steps of each mechanism
 
 
-def with_steps(spent: Spent, own: Mechanism, steps: int) -> dict[Mechanism, int]:
-    """Return `spent` and further steps of a mechanism."""
-    return {**spent, own: spent.get(own, 0) + steps}
+def epsilon_of(spent: Mapping[Mechanism, int], delta: float, method: str = RDP) -> float:
+    """Return a bound of epsilon after all these steps, by `RDP` or `PLD`.
 
-
-def epsilon_of(spent: Spent, delta: float, method: str = RDP) -> float:
-    """Return a bound of epsilon after all these steps, by `RDP` or `PLD`."""
-    return float(_accountant(method).compose(_event(spent)).get_epsilon(delta))
+    Raises `ConfigError` if the package is not installed.
+    """
+    try:
+        dp = import_module("dp_accounting")
+    except ImportError:
+        needed = "privacy= needs the package dp-accounting: pip install -e '.[privacy]'"
+        raise ConfigError(needed) from None
+    near = dp.NeighboringRelation.REPLACE_SPECIAL
+    accountant = dp.rdp.RdpAccountant(ORDERS, near) if method == RDP else dp.pld.PLDAccountant(near)
+    for (rate, noise), steps in (+Counter(spent)).items():
+        accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), steps)
+    return float(accountant.get_epsilon(delta))
 
 
 def noise_for(privacy: Privacy, steps: int, before: Spent) -> float:
-    """Return the least noise multiplier with which so many steps stay within the budget.
+    """Return the least noise multiplier, to three decimals, that keeps the steps within the budget.
 
-    `before`: the steps that have been taken already. Raises `ConfigError` if they have spent the
-    budget.
+    `before`: the steps that have been taken already.
     """
-    if epsilon_of(before, privacy.delta) >= (privacy.epsilon or math.inf):
-        raise budget_error(privacy, before)
-    found = _dp().calibrate_dp_mechanism(
-        lambda: _accountant(RDP),
-        lambda noise: _event(with_steps(before, Mechanism(privacy.rate, noise), steps)),
-        privacy.epsilon,
-        privacy.delta,
-        tol=FINE,
-    )
-    return math.ceil((float(found) + FINE) * 1000) / 1000
+
+    def margin(thousandths: int) -> float:
+        own = Mechanism(privacy.rate, thousandths / 1000)
+        return -epsilon_of(before + Counter({own: steps}), privacy.delta)
+
+    every = range(1, MOST_NOISE * 1000)
+    return (1 + bisect_left(every, -(privacy.epsilon or math.inf), key=margin)) / 1000
 
 
 def most_steps(privacy: Privacy, own: Mechanism, before: Spent) -> int:
     """Return how many steps of a mechanism stay within the budget after those `before`."""
-    _dp()  # if it is not installed, the error is before the run, also without a budget
-    if (budget := privacy.epsilon) is None:
-        return MOST_STEPS
 
     def epsilon(steps: int) -> float:
-        return epsilon_of(with_steps(before, own, steps), privacy.delta)
+        return epsilon_of(before + Counter({own: steps}), privacy.delta)
 
-    return bisect_right(range(MOST_STEPS), budget, key=epsilon) - 1
-
-
-def budget_error(privacy: Privacy, before: Spent) -> ConfigError:
-    """Return the error of a run whose budget has been spent by the steps `before`."""
-    return ConfigError(
-        f"privacy.epsilon={privacy.epsilon:g} is spent: earlier training has epsilon "
-        f"{epsilon_of(before, privacy.delta):.2f} at delta {privacy.delta:g}; give a larger one, "
-        "and privacy.noise=null"
-    )
+    return bisect_right(range(MOST_STEPS), privacy.epsilon or math.inf, key=epsilon) - 1
 
 
 def planned_messages(config: Config) -> int:
@@ -115,14 +107,11 @@ def told(spent: Spent, config: Config) -> dict[str, Any]:
     words = f"{times:.0f} {unit}{'s' * (times != 1)}, q={options.rate:g}, z={options.noise:g}"
     words += f", after {earlier:,} earlier steps" * bool(earlier)
     return {
+        **asdict(options),
         "text": f"epsilon {epsilon + 0.005:.2f} at delta {delta:g} ({words})",  # rounded up
-        "unit": options.unit,
-        "epsilon": epsilon,
-        "method": method,
-        "delta": delta,
         "budget": options.epsilon,
-        "clip": options.clip,
-        "spent": listed(spent),
+        **{"epsilon": epsilon, "method": method},
+        "spent": [[*each, steps] for each, steps in spent.items()],
     }
 
 
@@ -132,37 +121,3 @@ def _least(spent: tuple[tuple[Mechanism, int], ...], delta: float) -> tuple[floa
     rdp = epsilon_of(dict(spent), delta)
     pld = epsilon_of(dict(spent), delta, PLD) if rdp <= SHARP else math.inf
     return min((rdp, RDP), (pld, PLD))
-
-
-def listed(spent: Spent) -> list[list[float]]:
-    """Return steps as lists of rate, noise and number."""
-    return [[*each, number] for each, number in spent.items()]
-
-
-def _accountant(method: str) -> Any:
-    near = _dp().NeighboringRelation.REPLACE_SPECIAL
-    return _dp().rdp.RdpAccountant(ORDERS, near) if method == RDP else _dp().pld.PLDAccountant(near)
-
-
-def _event(spent: Spent) -> Any:
-    """Return all steps as the package's `DpEvent`."""
-    dp = _dp()
-    return dp.ComposedDpEvent(
-        [
-            dp.SelfComposedDpEvent(
-                dp.PoissonSampledDpEvent(each.rate, dp.GaussianDpEvent(each.noise)), number
-            )
-            for each, number in spent.items()
-            if number
-        ]
-    )
-
-
-def _dp() -> Any:
-    """Return the package; raises `ConfigError` if it is not installed."""
-    try:
-        return import_module("dp_accounting")
-    except ImportError:
-        raise ConfigError(
-            "privacy= needs the package dp-accounting: pip install -e '.[privacy]'"
-        ) from None

@@ -15,8 +15,7 @@ from edgewire.conf.privacy import Privacy
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.synchronous import Rounds, SparseAveraging
 from edgewire.strategy.update_mean import UpdateMean
-from edgewire.task.errors import TaskError
-from edgewire.task.local.secret_draws import SecretDraws
+from edgewire.task.local.secret_draws import normal, uniform
 
 # A sum of a million updates in float64 is rounded by less than this share of the clipping norm.
 ROUNDED = 1e-6
@@ -25,25 +24,15 @@ ROUNDED = 1e-6
 class NoisyMean(UpdateMean):
     """The sum of clipped updates and noise, divided by the expected number of updates.
 
-    Without one of the updates, the sum changes by an L2 norm of at most C. All n entries get noise,
-    also those that no node has sent: the set of the others would tell what a node sent.
-
-    Args:
-        size: n.
-        clip: the norm C. A longer update is scaled down to it.
-        noise: the noise multiplier z. The noise of the sum has the standard deviation z C.
-        expected: the divisor. It depends on no node, unlike the number of updates.
-
-    The attribute `total` is the sum so far, float64 (n,).
+    Without one of the updates, the sum changes by an L2 norm of at most C, `clip`. The noise of the
+    sum has the standard deviation z C, where z is `noise`. All n entries get noise, also those that
+    no node has sent: the set of the others would tell what a node sent. `expected`: the divisor. It
+    depends on no node, unlike the number of updates. `total`: the sum so far, float64 (n,).
     """
 
     def __init__(self, size: int, clip: float, noise: float, expected: float) -> None:
         self._clip, self._noise, self.expected = clip, noise, expected
         self.begin(size)
-
-    def begin(self, size: int) -> None:
-        """See `UpdateMean`."""
-        super().begin(size)
         self.total = np.zeros(size)
 
     def add(self, indices: Indices | None, values: Vector, weight: float = 1.0) -> None:
@@ -59,9 +48,8 @@ class NoisyMean(UpdateMean):
         The rounding to float32 hides the gaps between the float64 numbers that can be drawn
         (Mironov 2012).
         """
-        noise = SecretDraws().normal(self.size).numpy()
-        noisy = self.total + self._noise * self._clip * noise
-        self.total = np.zeros(self.size)
+        noise = normal(self.size).numpy()
+        noisy, self.total = self.total + self._noise * self._clip * noise, np.zeros(self.size)
         return None, (noisy / self.expected).astype(np.float32)
 
 
@@ -69,13 +57,11 @@ class NoisyRounds(Rounds):
     """Runs the rounds of `SparseAveraging` with differential privacy of nodes, at the server.
 
     Each node is in a round with the probability q, independently of the other nodes, by a draw that
-    nobody can repeat. A round without nodes is noise alone. So what nodes receive depends on a
-    node's data only by the noisy means. It tells neither how many nodes take part, nor which. A
-    node's own message may tell when it took part itself.
+    nobody can repeat. A round without nodes is noise alone. So what nodes receive tells of a node's
+    data only by the noisy means, and neither how many nodes take part, nor which.
 
     `privacy`: the options; `rate` is q. `nodes`: the number N of nodes in the configuration; the
-    sum is divided by q N. Raises `TaskError` for a model with tensors that are sent as values, and
-    without a ledger.
+    sum is divided by q N. Raises `TaskError` for a model with tensors that are sent as values.
     """
 
     def __init__(
@@ -89,11 +75,10 @@ class NoisyRounds(Rounds):
     ) -> None:
         super().__init__(strategy, grid, arrays)
         self.expect_changes("privacy=node has noise for the changes of parameters")
-        if strategy.count_round is None or privacy.noise is None:
-            raise TaskError("privacy=node needs a ledger and its noise: `python run.py` finds both")
+        assert strategy.count_round  # the ledger's, which expects noise
+        assert privacy.noise
         self._count_round, self._rate = strategy.count_round, privacy.rate
-        self.updates = privacy.rate * nodes
-        size = self.reported.trained
+        self.updates, size = privacy.rate * nodes, self.reported.trained
         self._mean = NoisyMean(size, privacy.clip, privacy.noise, self.updates)
 
     def advance(self, lr: float, timeout: float) -> bool:
@@ -115,9 +100,8 @@ class NoisyRounds(Rounds):
         """
         nodes, resting = self._grid.wait_for_nodes(), self._exchange.resting()
         self._present = len(nodes)
-        drawn = SecretDraws().uniform(len(nodes)) < self._rate
-        chosen = [node for node, each in zip(nodes, drawn.tolist(), strict=True) if each]
-        asked = [node for node in chosen if node not in resting]
+        draws = zip(nodes, uniform(len(nodes)).tolist(), strict=True)
+        asked = [node for node, coin in draws if coin < self._rate and node not in resting]
         return asked, len(asked)
 
     def use(self, used: Mapping[int, MetricRecord], rate: float) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -30,7 +31,7 @@ from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.privacy.ledger import Ledger
 from edgewire.strategy.run.node_log import NodeLog
 from edgewire.strategy.run.run_log import RunLog
-from edgewire.task.datasets import Data
+from edgewire.task.datasets import Data, Split
 from edgewire.task.errors import TaskError
 from edgewire.task.flat_model import expect_numbers
 from edgewire.task.rng import IsolatedRng
@@ -49,6 +50,8 @@ class Run:
     def __init__(self, config: Config, grid: OrderedGrid, records: RunLog, nodes: NodeLog) -> None:
         self.config, self.grid, self.records, self.nodes = config, grid, records, nodes
         self.data = server_data_of(config)
+        if config.personal:  # without the nodes' layers there is nothing to test
+            self.data = replace(self.data, test=Split(torch.empty(0)))
         self.model = flat_model_of(config, self.data)
         self.strategy = made(config, self.data)
         self.objective = objective_of(config)

@@ -115,7 +115,6 @@ REFUSED = [  # overrides, and a part of the error
     ("algorithm=edgewire personal=[a] dataset.holdout=0.2", "give dataset.holdout=0.2 strategy.fr"),
     ("personal=[a] strategy.fraction_evaluate=1", "give dataset.holdout=0.2 strategy.fraction_ev"),
     ("algorithm=edgewire strategy.fraction_evaluate=2", "fraction_evaluate must be a number of at"),
-    ("privacy=sample", "privacy.noise= is not known"),
     (f"{CUT} {PRIVATE}", "a node of a cut model sends what its layers make of samples"),
     (f"{PRIVATE} strategy=fedavg strategy.fraction_evaluate=0.5", "strategy.fraction_evaluate=0"),
     (f"{PRIVATE} strategy=qfedavg", "weights nodes by their losses"),
@@ -127,7 +126,6 @@ REFUSED = [  # overrides, and a part of the error
     ("algorithm=fedavg privacy=node privacy.noise=1", "is for strategy=sparse_averaging, which"),
     (f"{ASYNC} privacy=node privacy.noise=1", "is for strategy=sparse_averaging, which"),
     (f"{CUT} privacy=node privacy.noise=1", "is for strategy=sparse_averaging, which"),
-    (NODE.replace("privacy.noise=1", ""), "privacy.noise= is not known"),
     (f"{NODE} nodes=999", "hides one of nodes=999, and below 1,000 the noise ruins most models: "
      "give privacy=sample, or privacy.anyway=true"),
     (f"{NODE} secure=sum compression=grid", "give secure=none, because the server has to clip"),

@@ -198,7 +198,7 @@ def shown(column, *runs, **given):
 
 # name of a column -> its cell for a run with these values, reach=70
 MEASURED = {"rounds": 9, "virtual_seconds": 90, "top5": 0.95, "sparsity": 0.5}
-MEASURED["privacy"] = {"epsilon": 7.044}
+MEASURED["epsilon"] = 7.044
 CELLS = {
     **{"runs": "1", "accuracy": "80.00 %", "best accuracy": "90.00 %", "top5": "95.00 %"},
     **{"loss": "0.1", "reached at": "20", "payloads until then": "20 MB"},

@@ -12,17 +12,17 @@ gradient. So the number n of the node's samples is not hidden, and the sum can b
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from edgewire.task.datasets import Data
-from edgewire.task.errors import TaskError, errors_as
+from edgewire.task.errors import errors_as
 from edgewire.task.flat_model import FlatModel
-from edgewire.task.local.secret_draws import SecretDraws
+from edgewire.task.local.secret_draws import normal, uniform
 from edgewire.task.objectives import Objective
 from edgewire.task.rng import CPU, IsolatedRng
 from edgewire.task.tensors import Tensors, count, leaves, mapped, rows, taken
@@ -30,10 +30,8 @@ from edgewire.task.tensors import Tensors, count, leaves, mapped, rows, taken
 Batch = tuple[Tensors, Tensors]  # as in `edgewire.task.steps`, which imports more
 Precision = Callable[[FlatModel], AbstractContextManager[Any]]
 CHUNK_BYTES, CHUNK = 64 << 20, 256  # the most bytes and samples of gradients in memory at once
-# Sums of clipped gradients are rounded to float32, which may change them by less than this share
-# of the clipping norm: it is lowered by it.
-ROUNDED = 1e-3
-CURE = ": it must neither branch on values (if, item()) nor change buffers in place"
+ROUNDED = 1e-3  # of the clipping norm: sums in float32 are changed by less
+CURE = ": no if or item() on values, no change of buffers in place; GroupNorm in place of BatchNorm"
 
 
 class _Loss(nn.Module):
@@ -53,17 +51,10 @@ class SampleGradients:
 
     The loss of a sample is the objective's loss of a mini-batch of this sample alone. Random layers
     such as dropout draw anew for each sample. `precision`: returns the context in which the layers
-    compute. Raises `TaskError` for a model that mixes samples; `total` does for one that torch
-    cannot vectorise.
+    compute.
     """
 
-    def __init__(
-        self,
-        flat: FlatModel,
-        objective: Objective,
-        precision: Precision,
-    ) -> None:
-        expect_separate(flat.module)
+    def __init__(self, flat: FlatModel, objective: Objective, precision: Precision) -> None:
         self._flat, self._loss, size = flat, _Loss(flat.module, objective), flat.num_parameters
         self._chunk = max(min(CHUNK, CHUNK_BYTES // (4 * max(size, 1))), 1)
         warnings.filterwarnings("ignore", "There is a performance drop")  # torch's, for LSTMs
@@ -80,7 +71,8 @@ class SampleGradients:
         """Return the sum of the samples' gradients, each scaled to at most the norm `clip`.
 
         It is float64 (n,), on the CPU. A gradient with NaN or infinity, or whose norm is beyond
-        float32, counts as 0.
+        float32, counts as 0. Raises `TaskError` for a model that torch cannot vectorise, as one
+        with BatchNorm, which mixes samples.
         """
         self._flat.round_halves()
         trained = {f"model.{each.name}": each.parameter.detach() for each in self._flat.trained}
@@ -95,28 +87,24 @@ class SampleGradients:
         return total
 
 
+@dataclass(frozen=True)
 class DpSgd:
     """The random mini-batches and noisy gradients of a node's training for one message.
 
-    Args:
-        gradients: of the model.
-        samples: all samples of the node.
-        rate: the probability q that a sample is in a mini-batch, in (0, 1].
-        clip: the largest L2 norm C of a sample's gradient.
-        noise: the noise multiplier z.
+    `samples`: all of the node. `rate`, `clip`, `noise`: q in (0, 1], C, and the noise multiplier z.
     """
 
-    def __init__(
-        self, gradients: SampleGradients, samples: Batch, rate: float, clip: float, noise: float
-    ) -> None:
-        self._gradients, self._samples = gradients, samples
-        self._rate, self._clip, self._noise = rate, clip, noise
+    gradients: SampleGradients
+    samples: Batch
+    rate: float
+    clip: float
+    noise: float
 
     def batches(self) -> Iterator[Batch]:
         """Yield mini-batches for ever; they may be empty (Algorithm 1, line 4)."""
-        inputs, targets = self._samples
+        inputs, targets = self.samples
         while True:
-            drawn = SecretDraws().uniform(count(inputs)) < self._rate
+            drawn = uniform(count(inputs)) < self.rate
             index = drawn.nonzero().flatten().to(leaves(inputs)[0].device)
             yield taken(inputs, index), taken(targets, index)
 
@@ -126,21 +114,9 @@ class DpSgd:
         The noise is drawn and added in float64. The result is rounded to float32, which hides the
         gaps between the float64 numbers that can be drawn (Mironov 2012).
         """
-        total = self._gradients.total(batch, self._clip)
-        total.add_(SecretDraws().normal(len(total)), alpha=self._noise * self._clip)
-        return total.div_(self._rate * count(self._samples[0])).float()
-
-
-def expect_separate(model: nn.Module) -> None:
-    """Raise `TaskError` for a model with a layer that mixes the samples of a mini-batch."""
-    for name, layer in model.named_modules():
-        if not isinstance(layer, _NormBase) or not layer.training:
-            continue
-        if isinstance(layer, _BatchNorm) or layer.running_mean is not None:
-            raise TaskError(
-                f"privacy=sample needs a model whose layers treat each sample by itself, and {name}"
-                f" is a {type(layer).__name__}: take GroupNorm in its place, as model=resnet18_gn"
-            )
+        total = self.gradients.total(batch, self.clip)
+        total.add_(normal(len(total)), alpha=self.noise * self.clip)
+        return total.div_(self.rate * count(self.samples[0])).float()
 
 
 def expect_private(

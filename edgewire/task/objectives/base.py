@@ -28,7 +28,7 @@ TAKEN = frozenset(
         *("num-examples", "num-steps", COUNTED, "confusion", "class_names", "constant", "data"),
         *("node", "number", "name", "partition", "online", "waiting", "messages", "replies"),
         *("reason", "sent", "heard", "lag", "mean_lag", "samples", "survey", "personal"),
-        "privacy",
+        *("privacy", "epsilon"),
     )
 )
 TAKEN_PARTS = ("best_", "node_", "_bytes", "_by_segment")  # other names hold one of these

@@ -24,7 +24,6 @@ from edgewire.strategy.privacy.rounds import NoisyMean, NoisyRounds
 from edgewire.strategy.run import checkpointer
 from edgewire.strategy.synchronous import Rounds
 from edgewire.task.errors import TaskError
-from edgewire.task.local.secret_draws import SecretDraws
 from tests.local_runs import Stopped, at_row, local_run, raising
 from tests.runs import history_of, model_bytes, nodes_of, result_of
 from tests.strategy import federation
@@ -61,12 +60,10 @@ class Record:
         present = [node for node in range(1, NODES + 1) if node != absent]
         add, take, this = NoisyMean.add, NoisyMean.take, self
 
-        class Coins(SecretDraws):
-            def uniform(self, size):
-                """Return the coins of the present nodes, or what the noise is made of."""
-                if size != len(present):
-                    return super().uniform(size)
-                return torch.from_numpy(coins[len(begun)][[node - 1 for node in present]])
+        def tossed(size):
+            """Return the coins of the present nodes."""
+            assert size == len(present)
+            return torch.from_numpy(coins[len(begun)][[node - 1 for node in present]])
 
         def adding(self, indices, values, weight=1.0):
             this.added.add((len(begun), values.tobytes()))
@@ -80,7 +77,7 @@ class Record:
             return next(given) if means else (indices, values)
 
         with monkeypatch.context() as patch:
-            patch.setattr(rounds, "SecretDraws", Coins)
+            patch.setattr(rounds, "uniform", tossed)
             patch.setattr(NoisyMean, "add", adding)
             patch.setattr(NoisyMean, "take", noting)
             made = Federation(Learner("delta", **TOPK), seed=seed)
@@ -305,7 +302,7 @@ def test_the_ledger_counts_rounds_also_without_nodes(words, tmp_path):
         budget = epsilon_of({Mechanism(0.4, 1.0): 2}, 1e-5)
         local_run(tmp_path, *RUN, f"privacy.epsilon={budget}")
         assert result_of(tmp_path)["round"] == 2
-        assert "with the next round, epsilon would be above" in result_of(tmp_path)["stopped"]
+        assert "with the next steps, epsilon would be above" in result_of(tmp_path)["stopped"]
     elif words.startswith("model.file"):  # it has another unit
         local_run(other, "algorithm=fedavg", "rounds=1", "dataset=digits", "privacy=sample",
                   "privacy.noise=2")  # fmt: skip
@@ -336,11 +333,3 @@ def test_batchnorm_is_refused_or_personal(tmp_path):
         local_run(tmp_path, *words)
     local_run(tmp_path, *words, "personal=batchnorm")
     assert result_of(tmp_path)["round"] == 1
-
-
-def test_a_strategy_without_a_ledger_is_refused():
-    def change(strategy):
-        strategy.rounds = partial(NoisyRounds, privacy=OPTIONS, nodes=NODES)
-
-    with pytest.raises(TaskError, match="privacy=node needs a ledger and its noise"):
-        Federation(Learner("delta")).run(1, change=change)

@@ -17,7 +17,7 @@ from edgewire.task.errors import TaskError
 from edgewire.task.flat_model import FlatModel, to_array
 from edgewire.task.local import LocalAlgorithm
 from edgewire.task.local.dp_sgd import DpSgd, SampleGradients, expect_private
-from edgewire.task.local.secret_draws import SecretDraws
+from edgewire.task.local.secret_draws import normal, uniform
 from edgewire.task.objectives.classification import Classification
 from edgewire.task.objectives.regression import Regression
 from tests.runs import configured
@@ -142,14 +142,18 @@ def test_each_sample_is_in_a_mini_batch_with_the_probability_q():
 
 
 def test_draws_depend_on_no_seed():
-    for make in (partial(SecretDraws().uniform, 9), partial(SecretDraws().normal, 9)):
+    for make in (partial(uniform, 9), partial(normal, 9)):
         torch.manual_seed(0)
         np.random.seed(0)  # noqa: NPY002
         one = make()
         torch.manual_seed(0)
         np.random.seed(0)  # noqa: NPY002
         assert not np.isin(one, make()).any()
-    assert not np.isin(SecretDraws().uniform(9), SecretDraws().uniform(9)).any()
+    assert not np.isin(uniform(9), uniform(9)).any()
+
+
+def normed(layer):
+    return nn.Sequential(nn.Unflatten(1, (2, 2)), layer, nn.Flatten())
 
 
 class Branching(nn.Linear):
@@ -160,8 +164,8 @@ class Branching(nn.Linear):
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "1 is a BatchNorm1d: take GroupNorm"),
-        (nn.Sequential(nn.InstanceNorm1d(4, track_running_stats=True)), "0 is a InstanceNorm1d"),
+        (normed(nn.BatchNorm1d(2)), "in place; GroupNorm in place of BatchNorm"),
+        (normed(nn.InstanceNorm1d(2, track_running_stats=True)), "no change of buffers in place"),
         (Branching(4, 4), "torch cannot vectorise the model"),
     ],
 )
