@@ -53,7 +53,7 @@ class AveragingState(ModelState):
 
     `memory`: the downlink codec's residual. `paces`: by node, what a deadline's plans follow from.
     `evaluations`: of the exchange that evaluates the model at the nodes.
-    `common`: the common sizes of the tensors' updates, for a secure sum.
+    `common`: what the nodes of the next round have in common, for a secure sum.
     """
 
     round: int = 0
@@ -266,17 +266,16 @@ class Rounds(Server):
         nodes = [node for node in nodes if node not in out] or nodes
         return self._evaluation(nodes, number, among.needed(len(nodes)), timeout)
 
-    def _messages(
-        self, number: int, asked: list[int], needed: int, lr: float, common: list[int] | None = None
-    ) -> list[Message]:
+    def _messages(self, number: int, asked: list[int], needed: int, lr: float) -> list[Message]:
         """Return the messages that bring each node to the newest version of the model.
 
         Nodes that have the same version get the same content. `needed`: after how many replies the
-        round ends. `common`: of the header.
+        round ends.
         """
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self.steps.checksum() if verify and not number % verify else None
         workers = max(round(self.updates), 1) if self.updates else min(needed, len(asked))
+        common = self._state.common or None
         header = DownlinkHeader(number, workers=workers, checksum=checksum, common=common)
         self.offer(number)
         alike: dict[NodePlan, list[int]] = {}
@@ -417,11 +416,10 @@ class Rounds(Server):
             for name in self._measured
         }
 
-    def _step(self, rate: float, used: int, common: list[int] | None = None) -> None:
+    def _step(self, rate: float, used: int) -> None:
         """Take the optimiser's step with the mean of the added updates; `used`: their number.
 
-        With a downlink codec, the nodes later repeat this step. `common`: what the nodes had in
-        common (`SummableQuantizer`).
+        With a downlink codec, the nodes later repeat this step.
         """
         indices, values = self._mean.taken()
         if self._strategy.optimizer.incremental and used != self._present:
@@ -440,7 +438,7 @@ class Rounds(Server):
                 seed=seed,
                 number=self.replica.version + 1,
                 context=self.replica.context,
-                common=common,
+                common=self._state.common or None,
             )
             # The server uses what nodes decode. Exact tensors are whole in a lossless payload too.
             if not self._downlink.exact or self._downlink.exact_names:

@@ -119,7 +119,7 @@ class SecureRounds(Rounds):
                 break
         if self._of.sums:
             offers = {node: {"sealed": sum_of.sealed_for(self._places[node])} for node in nodes}
-        used = self._train(number, offers, lr, common, timeout, sum_of)
+        used = self._train(number, offers, lr, timeout, sum_of)
         if self._of.sums:
             ending = {"alive": sum_of.alive(), "round": number.to_bytes(8, "little")}
             offers = dict.fromkeys(used, ending)
@@ -179,13 +179,12 @@ class SecureRounds(Rounds):
         number: int,
         offers: Mapping[int, Mapping[str, Any]],
         lr: float,
-        common: list[int],
         timeout: float,
         sum_of: Coordinator,
     ) -> list[int]:
         """Let nodes train and add their masked updates; return the nodes in the sum."""
         session = self.session
-        messages = self._messages(number, [*offers], len(offers), lr, common)
+        messages = self._messages(number, [*offers], len(offers), lr)
         for message, said in zip(messages, offers.values(), strict=True):
             content = values_of(content_of(message))
             message.content = filled(RecordDict, {**content, **values_of(self._sent(said))})
@@ -287,12 +286,11 @@ class SecureRounds(Rounds):
         if not used:
             acks.applied(())
             return
-        (total, sizes, losses), common, of = totals, state.common, self._of
-        seed = self._strategy.codecs.seed, state.round + 1
-        state.common = of.quantizer.next_common(
-            total, sizes, nodes, common, of.parts, np.random.default_rng(seed)
-        )
+        (total, sizes, losses), common, parts = totals, state.common, self._of.parts
+        quantizer, seed = self._of.quantizer, (self._strategy.codecs.seed, state.round + 1)
         state.train_metrics = {LOSS: int(losses[0]) / LOSS_UNITS / nodes}
-        self._mean.add(None, of.quantizer.mean_of(total, nodes, common, of.parts), 1.0)
-        self._step(lr if self._strategy.rate is None else self._strategy.rate, nodes, common)
+        self._mean.add(None, quantizer.mean_of(total, nodes, common, parts), 1.0)
+        self._step(lr if self._strategy.rate is None else self._strategy.rate, nodes)
+        draws = np.random.default_rng(seed)
+        state.common = quantizer.next_common(total, sizes, nodes, common, parts, draws)
         acks.applied(used)
