@@ -11,13 +11,11 @@ smaller one of it and of a bound by the distribution of privacy losses, PLD (Kos
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
-
-from scipy.stats import binom
 
 from edgewire.conf.build import share_of, steps_of
 from edgewire.conf.privacy import NODE, Privacy
@@ -101,8 +99,16 @@ def planned_messages(config: Config) -> int:
         return rounds
     pushes = strategy.get("pushes") is not None  # `config.rounds` is their number
     share = min((strategy.get("most") or 1) / nodes, 1) if pushes else share_of(config)
-    most = rounds if share == 1 else int(binom.isf(UNLUCKY / nodes, rounds, share))
+    most = rounds if share == 1 else _unlucky(rounds, share, UNLUCKY / nodes)
     return max(most + (pushes and share < 1), 1)  # one may have no reply at the end
+
+
+def _unlucky(rounds: int, share: float, most: float) -> int:
+    """Return the least number of draws that a node exceeds with a probability of at most `most`."""
+    # Imported here: few runs need it. It is `scipy.stats.binom.isf`, which takes longer to import.
+    from scipy.special import bdtrc
+
+    return bisect_left(range(rounds), True, key=lambda k: bool(bdtrc(k, rounds, share) <= most))
 
 
 def told(spent: Spent, config: Config) -> dict[str, Any]:
