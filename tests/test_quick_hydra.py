@@ -81,12 +81,16 @@ def test_a_copy_shares_no_node_and_keeps_its_flags():
     given = OmegaConf.create({"a": {"b": [1, {"c": "${a.e}"}], "d": None, "e": 1}})
     OmegaConf.set_struct(given.a, True)
     OmegaConf.set_readonly(given.a.b, True)
-    made = copy.deepcopy(given)
-    assert nodes_of(made) == nodes_of(given)
+    made, before = copy.deepcopy(given), nodes_of(given)
+    assert nodes_of(made) == before
     OmegaConf.set_readonly(made.a.b, False)
     made.a.b[1].c, made.a.d = 5, 6
     assert (given.a.b[1].c, given.a.d, OmegaConf.is_readonly(given.a.b)) == (1, None, True)
+    assert nodes_of(given) == before
     assert OmegaConf.is_struct(made.a)
-    made.merge_with({"a": {"d": {"f": [7]}}})
+    made.a._set_parent(None)
+    made.a.b.__dict__["_flags_cache"] = {"readonly": True}
+    made.merge_with({"a": {"d": {"f": [7]}}})  # corrects parents, and reads flags again
     assert nodes_of(made)
+    assert not OmegaConf.is_readonly(made.a.b)
     assert made.a.d.f == [7]
