@@ -118,8 +118,13 @@ def options_of(cls: type[Method]) -> dict[str, type]:
     """Return the type of each option of a method, by the option's name."""
     if not is_dataclass(cls):
         return {}
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     return {field.name: hints[field.name] for field in fields(cls)}
+
+
+@cache  # every configuration asks for the options of all methods
+def _hints(cls: type[Method]) -> dict[str, type]:
+    return get_type_hints(cls)
 
 
 def option_fields() -> list[tuple[str, type, list[str]]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -83,13 +83,18 @@ def check_targets(config: Config, *, submitted: bool = False) -> None:
             check_target(group, own, submitted=submitted)
 
 
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
 def check_fields(node: Any, prefix: str = "") -> None:
     """Raise `ValueError` for a key or value in a dataclass, or in one inside of it, that is wrong.
 
     Hydra adds undeclared keys inside groups (`+key=`), which nothing would read. OmegaConf checks
     the types, but not a container that `${...}` names, nor lists in lists.
     """
-    kinds = get_type_hints(type(node))
+    kinds = _hints(type(node))
     expect_keys(prefix, vars(node), [*kinds], (), MORE)
     expect_within_bounds(prefix, node)
     for name, kind in kinds.items():

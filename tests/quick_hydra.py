@@ -11,19 +11,25 @@ import pickle
 import yaml
 from hydra import version
 from hydra._internal import config_repository, defaults_list
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
 from hydra.core.object_type import ObjectType
-from omegaconf import OmegaConf, base
+from omegaconf import DictConfig, ListConfig, OmegaConf, UnionNode, base
+from omegaconf import omegaconf as writing
 
 from edgewire.conf.classes import HERE
 
 UNCHANGED = str(HERE), "hydra.conf"  # the files there do not change
+SCHEMA = "structured"  # the source of classes, which does not change after imports
 OURS = (
     "edgewire.conf.schema",
     "types",
 )  # modules of our dataclasses; "types": those made at run time
 _map = defaults_list._create_interpolation_map  # noqa: SLF001
 _load = config_repository.ConfigRepository.load_config
-_read = {}
+_composed = ConfigLoaderImpl._compose_config_from_defaults_list  # noqa: SLF001
+_mode = Hydra.get_mode
+_read, _whole = {}, {}
 
 
 def choices(overrides, defaults, self_added):
@@ -63,6 +69,74 @@ def structured(found, parent=None, flags=None):
     return _structured(found, parent, flags)
 
 
+def composed(self, defaults, repo):
+    """Compose the files of a defaults list; return a copy if they were composed before."""
+    if any(
+        source.path not in UNCHANGED and source.scheme() != SCHEMA for source in repo.get_sources()
+    ):
+        return _composed(self, defaults, repo)
+    if (key := repr(defaults)) not in _whole:
+        _whole[key] = _composed(self, defaults, repo)
+    return copied(_whole[key], {})
+
+
+def mode(self, config_name, overrides):
+    """Return the mode that a configuration chooses; compose none where no file or word has one."""
+    chosen = "hydra.mode", "hydra=", "experiment"
+    if config_name == "config" and not any(part in word for word in overrides for part in chosen):
+        return None
+    return _mode(self, config_name, overrides)
+
+
+def copied(node, memo):
+    """Return a deep copy of a node of OmegaConf, which has the same parent."""
+    made = object.__new__(type(node))
+    own, metadata = made.__dict__, copy.copy(node.__dict__["_metadata"])
+    own.update(node.__dict__)
+    own["_metadata"] = metadata
+    metadata.flags = dict(metadata.flags) if metadata.flags else {}
+    metadata.resolver_cache = copy.deepcopy(metadata.resolver_cache, memo)
+    if (cache := own["_flags_cache"]) is not None:
+        own["_flags_cache"] = dict(cache)
+    content = own.get("_content")  # a ValueNode has none
+    if isinstance(content, dict):
+        own["_content"] = {key: child(each, made, memo) for key, each in content.items()}
+    elif isinstance(content, list):
+        own["_content"] = [child(each, made, memo) for each in content]
+    return made
+
+
+def child(node, parent, memo):
+    """Return a deep copy of a node, with another parent."""
+    made = copy.deepcopy(node, memo) if type(node) is UnionNode else copied(node, memo)
+    made.__dict__["_parent"] = parent
+    return made
+
+
+def set_parents(self):
+    """Make each node of a tree the parent of its children, and forget the flags they inherited."""
+    nodes = [self]
+    while nodes:
+        parent = nodes.pop()
+        content = parent.__dict__.get("_content")
+        if isinstance(content, dict):
+            content = content.values()
+        elif isinstance(content, base.Node):  # of a UnionNode
+            content = [content]
+        elif not isinstance(content, list):
+            continue
+        for node in content:
+            node.__dict__["_parent"], node.__dict__["_flags_cache"] = parent, None
+            nodes.append(node)
+
+
+class Dumper(getattr(yaml, "CDumper", yaml.Dumper)):
+    """Writes YAML as OmegaConf does, by libyaml."""
+
+
+Dumper.add_representer(str, writing.get_omega_conf_dumper().str_representer)
+
+
 QUICK = [
     (yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader)),
     (version, "_get_version", functools.cache(version._get_version)),  # noqa: SLF001
@@ -71,6 +145,12 @@ QUICK = [
     (config_repository.CachingConfigRepository, "__init__", begin),
     (base, "parse", functools.cache(base.parse)),
     (OmegaConf, "structured", staticmethod(structured)),
+    (ConfigLoaderImpl, "_compose_config_from_defaults_list", composed),
+    (Hydra, "get_mode", mode),
+    (DictConfig, "__deepcopy__", copied),
+    (ListConfig, "__deepcopy__", copied),
+    (base.Box, "_re_parent", set_parents),
+    (writing, "get_omega_conf_dumper", lambda: Dumper),
 ]
 PLAIN = [(where, name, getattr(where, name)) for where, name, _ in QUICK]
 

@@ -19,8 +19,6 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from scipy.stats import binom
-
 from edgewire.conf.build import share_of, steps_of
 from edgewire.conf.privacy import NODE, Privacy
 from edgewire.conf.schema import Config, ConfigError
@@ -93,8 +91,16 @@ def planned_messages(config: Config) -> int:
         return rounds
     pushes = strategy.get("pushes") is not None  # `config.rounds` is their number
     share = min((strategy.get("most") or 1) / nodes, 1) if pushes else share_of(config)
-    most = rounds if share == 1 else int(binom.isf(UNLUCKY / nodes, rounds, share))
+    most = rounds if share == 1 else _unlucky(rounds, share, UNLUCKY / nodes)
     return max(most + (pushes and share < 1), 1)  # one may have no reply at the end
+
+
+def _unlucky(rounds: int, share: float, most: float) -> int:
+    """Return the least number of draws that a node exceeds with a probability of at most `most`."""
+    # Imported here: few runs need it. It is `scipy.stats.binom.isf`, which takes longer to import.
+    from scipy.special import bdtrc
+
+    return bisect_left(range(rounds), True, key=lambda k: bool(bdtrc(k, rounds, share) <= most))
 
 
 def told(spent: Spent, config: Config) -> dict[str, Any]:

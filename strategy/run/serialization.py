@@ -14,6 +14,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from inspect import signature
 from types import NoneType
 from typing import Any, TypeVar, cast, get_args, get_type_hints
@@ -84,6 +85,7 @@ def expect_savable(value: Any) -> None:
     _Writer({}).tagged(value)
 
 
+@cache  # the checkpoints of a run have the same classes
 def _classes_in(kind: Any) -> dict[str, type]:
     """Return the dataclasses and named tuples in a type, also in those of their fields, by name."""
     found = dict[str, type]()

@@ -152,7 +152,7 @@ def begin(folder, mark, *words):
         )
 
 
-SWEEP = ["-m", "algorithm=esgd", "nodes=2", "rounds=60", "batch_size=16", "seed=0,1,2,3",
+SWEEP = ["-m", "algorithm=esgd", "nodes=2", "rounds=60", "batch_size=16", "seed=0,1,2",
          "eval_every=30", "engine.workers=1"]  # fmt: skip
 
 
@@ -181,13 +181,13 @@ def test_a_killed_sweep_goes_on_with_every_launcher(launcher, undisturbed, tmp_p
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
         process.poll()
-    done = [job for job in "0123" if (folder / job / "result.json").exists()]
-    assert 0 < len(done) < 4
+    done = [job for job in "012" if (folder / job / "result.json").exists()]
+    assert 0 < len(done) < 3
     assert begin(folder, mark, f"continue={folder}").wait(120) == 0
     if launcher != "submitit_local":  # it writes the output of jobs to files of its own
         printed = folder.with_suffix(".txt").read_text()
         assert printed.count("not run again: it has finished") == len(done)
-    for job in "0123":
+    for job in "012":
         assert len(history_of(folder / job)) == 61
         assert model_bytes(folder / job) == model_bytes(undisturbed / job)
 

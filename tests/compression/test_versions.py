@@ -45,11 +45,10 @@ def test_a_stored_payload_of_tensors_in_their_own_type():
         np.testing.assert_array_equal(found.array, expected.array)
 
 
-@pytest.mark.parametrize("combination", STORE["combinations"](), ids="-".join)
-def test_every_combination_is_stored(combination):
-    payload_path, values_path = STORE["paths"](combination)
-    assert payload_path.exists(), "run tests/compression/make_payloads.py"
-    assert values_path.exists()
+def test_every_combination_is_stored():
+    paths = [path for each in STORE["combinations"]() for path in STORE["paths"](each)]
+    absent = [path.name for path in paths if not path.exists()]
+    assert not absent, "run tests/compression/make_payloads.py"
 
 
 @pytest.mark.parametrize("quantizer", ["float32", "float16", "int8"])

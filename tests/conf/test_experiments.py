@@ -12,7 +12,7 @@ from edgewire.conf.sweeper import jobs_of
 from tests.runs import configured
 
 LARGE = 8000  # bytes of an experiment whose cases take more than 3 s
-FEW = 12  # further cases are tried if they have a word that no earlier case has
+FEW = 4  # further cases are tried if they have a word that no earlier case has
 FOLDER = Path(__file__).parents[2] / "conf" / "experiment"
 
 

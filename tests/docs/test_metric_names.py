@@ -20,10 +20,10 @@ def with_metrics(*metrics):
     return type("Mine", (Regression,), {"metrics": metrics})()
 
 
-@pytest.mark.parametrize("key", sorted({*KEYS} - OBJECTIVES))
-def test_a_key_of_the_records_is_no_name_of_a_metric(key):
-    with pytest.raises(TaskError, match=f"Mine names a metric '{key}'"):
-        with_metrics(Metric(key)).check()
+def test_a_key_of_the_records_is_no_name_of_a_metric():
+    for key in {*KEYS} - OBJECTIVES:
+        with pytest.raises(TaskError, match=f"Mine names a metric '{key}'"):
+            with_metrics(Metric(key)).check()
 
 
 @pytest.mark.parametrize("metrics", [("mae",), (Metric("mae"), Metric("mae")), (Metric(3),)])
