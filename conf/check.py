@@ -34,6 +34,7 @@ from edgewire.conf.option_group import OptionGroup, expect_within_bounds
 from edgewire.conf.schema import OWN, Config, ConfigError
 
 MORE = "--help says which there are"  # keys
+TYPES: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 PRIMITIVES = (bool, int, float, str, NoneType)
 
 
@@ -83,18 +84,13 @@ def check_targets(config: Config, *, submitted: bool = False) -> None:
             check_target(group, own, submitted=submitted)
 
 
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
 def check_fields(node: Any, prefix: str = "") -> None:
     """Raise `ValueError` for a key or value in a dataclass, or in one inside of it, that is wrong.
 
     Hydra adds undeclared keys inside groups (`+key=`), which nothing would read. OmegaConf checks
     the types, but not a container that `${...}` names, nor lists in lists.
     """
-    kinds = _hints(type(node))
+    kinds = TYPES(type(node))
     expect_keys(prefix, vars(node), [*kinds], (), MORE)
     expect_within_bounds(prefix, node)
     for name, kind in kinds.items():

@@ -56,7 +56,7 @@ def to_bytes(state: Any) -> bytes:
 
     Raises `TypeError` for a value of an unsupported type.
     """
-    writer = _Writer(_classes_in(type(state)))
+    writer = _Writer(CLASSES(type(state)))
     plain = json.dumps(writer.tagged(state), separators=(",", ":"))
     arrays = {str(place): np.asarray(a, order="C") for place, a in enumerate(writer.arrays)}
     return save({HEAD: np.frombuffer(plain.encode(), np.uint8), **arrays})
@@ -75,7 +75,7 @@ def from_bytes(kind: type[T], data: bytes) -> T:
     if name != kind.__name__:
         raise StateError(f"these bytes hold a {name}, not a {kind.__name__}")
     try:
-        return cast(T, _Reader(arrays, _classes_in(kind)).tagged([name, *values]))
+        return cast(T, _Reader(arrays, CLASSES(kind)).tagged([name, *values]))
     except (TypeError, KeyError, ValueError) as error:
         raise StateError(f"the state was saved by another version: {error!r}") from error
 
@@ -85,7 +85,6 @@ def expect_savable(value: Any) -> None:
     _Writer({}).tagged(value)
 
 
-@cache  # the checkpoints of a run have the same classes
 def _classes_in(kind: Any) -> dict[str, type]:
     """Return the dataclasses and named tuples in a type, also in those of their fields, by name."""
     found = dict[str, type]()
@@ -99,6 +98,10 @@ def _classes_in(kind: Any) -> dict[str, type]:
         if found.setdefault(each.__name__, each) is not each:
             raise TypeError(f"two classes are named {each.__name__}")
     return found
+
+
+# The checkpoints of a run have the same classes.
+CLASSES: Callable[[Any], dict[str, type]] = cache(_classes_in)
 
 
 def _names_in(kind: Any) -> list[str]:
