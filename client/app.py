@@ -88,6 +88,8 @@ def _known(context: Context, shows: str = "") -> tuple[Config, Node]:
     if (mode if config.secure.masks else "none") not in allowed:
         modes = " and ".join(f"secure={each}" for each in allowed)
         raise ConfigError(f"this node's owner allows {modes} alone")
+    if floor not in ("0", "false") and config.personal:
+        raise ConfigError("this node's owner asks for a secure sum, which personal= would weaken")
     if shows and mode != "none":
         raise ConfigError(f"secure={mode} hides single nodes: {shows} is not sent")
     return config, node

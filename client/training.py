@@ -331,6 +331,11 @@ def uplink_of(
     )
     if secure.mode == "none":
         return mod
+    local, server = local_of(config), server_optimizer_of(config)
+    keeps = local.vectors or not local.pending or local.autocast == "float16"
+    if keeps or (server is not None and server.sends_momentum):
+        # The server says so itself, unless it is hostile: it could shape what one node alone keeps.
+        raise TaskError(f"secure={secure.mode} is for local=plain and updates that are changes")
     return SecureMod(
         mod,
         SumOf.of(mod.codec, layout, secure.mode),

@@ -350,6 +350,8 @@ def _secure(c: Choice, s: Any) -> Rows:
         "compression.exact_steps=0": codec.exact_steps > 0,
         "compression.exact=null": codec.exact_names,
         **_alike(c, s),
+        "local=plain": c.local.vectors or not c.local.pending,
+        "local.autocast=bfloat16": c.local.autocast == "float16",
         "strategy.follow=steps": s.follow != "steps" and c.codecs.downlink,
     }
     drawn_nodes = s.participation.drawn(c.config.nodes)

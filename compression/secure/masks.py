@@ -26,7 +26,8 @@ from .terms import KEY, SecureError
 # Bytes: a share of the self mask's seed, one of the mask key's seed, and a note to the receiver.
 SHARES, NOTE = 2 * shamir.SHARE, 8
 SEALED = 16 + SHARES + NOTE
-SELF, PAIR, BARE, SEAL, PRIVATE = b"self mask", b"pair mask", b"bare mask", b"seal", b"private key"
+SELF, PAIR, BARE = b"self mask", b"pair mask", b"bare mask"
+SEAL, TOLD, PRIVATE = b"seal", b"note", b"private key"
 
 
 class Masks:
@@ -71,6 +72,15 @@ class Masks:
             raise SecureError(
                 f"a share of place {way[0]} does not open: nodes saw different keys or terms"
             ) from None
+
+    def note(self, secret: bytes, bound: bytes, way: tuple[int, int], note: bytes) -> bytes:
+        """Return what one node tells another of its note, 8 bytes.
+
+        Both compute it of equal notes alone, and nobody else can search for two notes with one.
+        """
+        if not self.on:
+            return note[:NOTE].ljust(NOTE, b"\0")
+        return _derive(secret, TOLD + _places(*way), bound + note)[:NOTE]
 
     def split(self, seeds: Sequence[bytes], threshold: int, nodes: int) -> list[bytes]:
         """Return for each node its shares of all seeds, 17 bytes each."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from .masks import BARE, NOTE, PAIR, SEALED, SELF, SHARES, Masks
+from .masks import BARE, PAIR, SEALED, SELF, SHARES, Masks
 from .packing import Packing
 from .shamir import SECRET, SHARE
 from .terms import (
@@ -63,13 +63,11 @@ class Member:
         self._keep(stage=KEYED, mask_seed=urandom(SECRET))
         return self._masks.public_key(self._state["mask_seed"])
 
-    def share(
-        self, terms: Terms, roster: Roster, least: int = 2, note: bytes = bytes(NOTE)
-    ) -> bytes:
+    def share(self, terms: Terms, roster: Roster, least: int = 2, note: bytes = b"") -> bytes:
         """Return sealed shares for the other nodes, 58 bytes each, in the roster's order.
 
-        ``least``: of how many nodes the owner of this one allows a sum. ``note``: 8 bytes to the
-        other nodes, which the server cannot read.
+        ``least``: of how many nodes the owner of this one allows a sum. ``note``: what `opened` of
+        the other nodes compares with theirs; the server cannot read it.
         """
         self._expect(KEYED)
         seed, self_seed = self._state["mask_seed"], urandom(SECRET)
@@ -77,13 +75,19 @@ class Member:
         shares = self._masks.split([self_seed, seed], roster.threshold, len(roster))
         secrets = self._run_secrets(roster, own)
         key = self._with_config(bound)
-        sealed = [self._masks.seal(secrets[i], key, (own, i), shares[i] + note) for i in secrets]
+        ways = {i: (secret, key, (own, i)) for i, secret in secrets.items()}
+        sealed = [
+            self._masks.seal(*way, shares[i] + self._masks.note(*way, note))
+            for i, way in ways.items()
+        ]
         said = {"roster": roster.to_bytes(), "binding": bound, "least": least, "own": own}
         self._state.update(said, stage=SHARED, self_seed=self_seed, shares=shares[own])
         return b"".join(sealed)
 
-    def opened(self, sealed: bytes) -> list[bytes]:
-        """Take the other nodes' shares, 58 bytes each, in the roster's order; return their notes.
+    def opened(self, sealed: bytes, note: bytes = b"") -> tuple[int, bytes]:
+        """Take the other nodes' shares, 58 bytes each, in the roster's order.
+
+        Returns how many of them have this note, and a hash of terms, roster and configuration.
 
         All nodes of the roster must have shared. If nodes could be told of different ones, the
         lists of the dropped that `unmask` allows would be enough to open one update.
@@ -92,14 +96,15 @@ class Member:
         state, roster = self._state, Roster.from_bytes(self._state["roster"])
         own, secrets = state["own"], self._run_secrets(roster, state["own"])
         expect_bytes("the sealed shares", sealed, SEALED * len(secrets))
-        shares, notes = [state["shares"]] * len(roster), list[bytes]()
+        shares, alike = [state["shares"]] * len(roster), 0
         key = self._with_config(state["binding"])
         for i, at in zip(secrets, range(0, len(sealed), SEALED), strict=True):
-            plain = self._masks.open(secrets[i], key, (i, own), sealed[at : at + SEALED])
+            way = secrets[i], key, (i, own)
+            plain = self._masks.open(*way, sealed[at : at + SEALED])
             shares[i] = plain[:SHARES]
-            notes.append(plain[SHARES:])
+            alike += plain[SHARES:] == self._masks.note(*way, note)
         self._state.update(stage=OPENED, shares=b"".join(shares))
-        return notes
+        return alike, key
 
     def masked(self, terms: Terms, values: Sequence[NDArray[Any]]) -> bytes:
         """Return this node's masked update.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from hashlib import sha256
 from logging import getLogger
+from os import urandom
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -15,7 +16,7 @@ from ...decoder import quantized
 from ...layout import Layout
 from ...secure import Member, Roster, SecureError
 from ...secure.certificates import CA, Credentials, expect_holders
-from ...secure.masks import NOTE
+from ...secure.masks import SEALED
 from ...secure.terms import KEY, threshold_of
 from ..compact_records import compact, restored
 from ..headers import HEADER, LOSS, STEPS, DownlinkHeader, TrainConfig, read, trains, written
@@ -55,7 +56,7 @@ RECORDS = (KNOWN, VOLATILE)  # the app does not see them
 # Values of KNOWN: a hash of the rounds of which this node keeps a residual, and 1 if it has given
 # the shares for the sum of its last update.
 NOTE_OF, GIVEN = "residual", "given"
-NO_NOTE = bytes(NOTE)
+NO_NOTE = b""
 # What a header may hold: everything else would let the server treat an update differently.
 FIELDS = {
     *("number", "applied", "undecided", "workers", "version", "base", "rates", "checksum"),
@@ -110,7 +111,13 @@ class SecureMod:
         member, known = self._load(context)
         if kind.endswith(KEYS):
             run, certify = secure_values(content, "run", certify=b"")
-            is_new = values_of(values_of(context.state)[VOLATILE]).get("run") != run
+            before = values_of(values_of(context.state)[VOLATILE]).get("run")
+            is_new = before != run
+            if before is None and not self._simulated(context):
+                # A state without secrets is a copy, or of a checkpoint: its residual may be in the
+                # sum of a round that comes again.
+                forget_residual(context.state)
+                known = {}
             if is_new:
                 known = {"run": run, **{n: known[n] for n in (NOTE_OF, GIVEN) if n in known}}
             run_key = member.run_key(run)
@@ -180,7 +187,7 @@ class SecureMod:
         )
         if self._of.sums:
             masked = member.masked(agreed, values)
-            known[GIVEN] = 0
+            known |= {NOTE_OF: known["note"], GIVEN: 0}
         else:
             masked = member.masked_bare(agreed, roster, values, self._floor(context))
         values_of(state)[KNOWN] = filled(ConfigRecord, known)
@@ -198,16 +205,17 @@ class SecureMod:
 
         Deletes a residual of which a sum could hold those of fewer nodes than the owner allows.
         """
-        notes, floor = member.opened(sealed), self._floor(context)
-        nodes = len(notes) + 1
-        most_dropped = nodes - max(threshold_of(nodes), floor)
-        alike = 1 + notes.count(known["note"])
-        if alike < floor + most_dropped or known["note"] == NO_NOTE:
+        (alike, bound), floor = member.opened(sealed, known["note"]), self._floor(context)
+        nodes = len(sealed) // SEALED + 1
+        due = threshold_of(nodes)
+        # Each node lets at most this many drop out, and of each that dropped `due` nodes say so.
+        most_dropped = nodes * (nodes - max(due, floor)) // due
+        if 1 + alike < floor + most_dropped or known["note"] == NO_NOTE:
             forget_residual(context.state)
             known["note"] = NO_NOTE
-        # From here on the residual may change, also if the training fails later.
-        kept = known["note"] + bytes([known.get(GIVEN, 0)]) + known["terms"]
-        known[NOTE_OF] = sha256(kept).digest()
+        known["note"] = sha256(known["note"] + bytes([known.get(GIVEN, 0)]) + bound).digest()
+        # The residual is like no other's unless the training ends well.
+        known[NOTE_OF] = urandom(32)
         values_of(context.state)[KNOWN] = filled(ConfigRecord, known)
         # A reply is added back unless its sum was to be known; what the server says may differ
         # between nodes.
@@ -273,10 +281,10 @@ def _roster(known: dict[str, Any], context: Context, *said: bytes) -> Roster:
 
 
 def _note(known: dict[str, Any]) -> bytes:
-    """Return what a node tells the others of its residual, 8 bytes."""
+    """Return of which rounds a node has a residual, 32 bytes, or `NO_NOTE`."""
     if NOTE_OF not in known:
         return NO_NOTE
-    return sha256(known[NOTE_OF] + bytes([known.get(GIVEN, 0)])).digest()[:NOTE]
+    return sha256(known[NOTE_OF] + bytes([known.get(GIVEN, 0)])).digest()
 
 
 def _expect_usual(message: Message, asked: RecordDict) -> None:
