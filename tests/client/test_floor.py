@@ -35,6 +35,7 @@ WRONG = [
     ({"secure": 1}, OPEN, "this node's owner allows secure=sum and secure=bare alone"),
     ({"secure": True}, OPEN, "this node's owner allows secure=sum and secure=bare alone"),
     ({"secure": 1}, UNMASKED, "this node's owner allows secure=sum and secure=bare alone"),
+    ({"secure": 1}, [*RUN[:1], "personal=[3.*]"], "which personal= would weaken"),
     ({"secure": "maybe"}, RUN[:1], "--node-config secure=maybe: this node needs 0, 1 or sum"),
     ({"secure": "maybe"}, OPEN, "--node-config secure=maybe: this node needs 0, 1 or sum"),
     ({"secure-least": "x"}, RUN[:1], "secure-least=x: this node needs a count of nodes"),

@@ -300,6 +300,8 @@ REFUSED = {
     "screen.statistics=5": "give screen.statistics=null",
     "screen.weight=5": "give screen.weight=null",
     "local=scaffold": "local=plain",
+    "local=kept_optimizer": "give local=plain",
+    "local.autocast=float16": "give local.autocast=bfloat16",
     "strategy.fraction_train=0.2": "larger strategy.fraction_train",
     "secure.least=5": "secure.least=5 nodes are needed",
     "strategy=fedavg ~strategy.update": "secure=sum is for strategy=sparse_averaging",
