@@ -343,6 +343,8 @@ def _secure(c: Choice, s: Any) -> Rows:
     mode, least, codec = c.config.secure.mode, c.config.secure.least, c.codecs.uplink
     if mode == "none":
         return {}
+    from edgewire.compression.secure.terms import MOST_NODES  # few runs need the library
+
     summable = isinstance(codec.quantizer, SummableQuantizer) and not codec.sparsifier.selects
     wrong = {
         "compression=grid or lowrank, of which sums can be taken": not summable,
@@ -359,6 +361,8 @@ def _secure(c: Choice, s: Any) -> Rows:
         **_cures(f"secure={mode} hides single updates", wrong),
         f"secure.least={least} nodes are needed for a round of secure={mode}, and {drawn_nodes} "
         "train in one: give more nodes=, or a larger strategy.fraction_train": drawn_nodes < least,
+        f"secure={mode} takes at most {MOST_NODES} nodes a round, and {drawn_nodes} train in one: "
+        "give a smaller strategy.fraction_train": drawn_nodes > MOST_NODES,
     }
 
 

@@ -63,7 +63,7 @@ class Coordinator:
     def take_shares(self, node: int, sealed: bytes) -> None:
         """Take a node's sealed shares, 58 bytes for each other node."""
         place = self._expected(node, self._every, self._sealed)
-        expect_bytes(f"shares of node {node}", sealed, SEALED * (len(self._roster) - 1))
+        expect_bytes("a node's sealed shares", sealed, SEALED * (len(self._roster) - 1))
         self._sealed[place] = sealed
 
     def sealed_for(self, node: int) -> bytes:
@@ -96,7 +96,7 @@ class Coordinator:
     def take_unmasked(self, node: int, shares: bytes) -> None:
         """Take a node's shares of the secrets, 17 bytes for each node."""
         place = self._expected(node, self._alive, self._unmasked)
-        expect_bytes(f"shares from node {node}", shares, SHARE * len(self._roster))
+        expect_bytes("a node's shares for the sum", shares, SHARE * len(self._roster))
         self._unmasked[place] = shares
 
     def totals(self) -> list[NDArray[np.int64]]:
@@ -113,7 +113,7 @@ class Coordinator:
             seed, other = (self._joined(place, each) for each in (answered, answered[::-1]))
             fits = place in alive or not self._masks.on
             if seed != other or not (fits or self._masks.public_key(seed) == peer.mask_key):
-                raise SecureError(f"the shares of a secret of node {peer.node} do not fit")
+                raise SecureError("the shares of a node's secret do not fit together")
             if place in alive:
                 self._masks.add(words, place, {place: seed}, SELF, self._bound, -1)
             else:
@@ -132,7 +132,7 @@ class Coordinator:
         """Return the place of a node whose answer is due: one of ``among``, not yet ``taken``."""
         place = self._places.get(node, -1)
         if among is None or place not in among or place in taken:
-            raise SecureError(f"node {node} is not in this step of the round, or answered before")
+            raise SecureError("the node is not in this step of the round, or answered before")
         return place
 
     def _enough(self, there: Collection[int], what: str, due: int = 0) -> list[int]:
@@ -142,9 +142,5 @@ class Coordinator:
         """
         due = due or self._due or len(self._roster)
         if len(there) < due:
-            missing = [str(p.node) for i, p in enumerate(self._roster.peers) if i not in there]
-            raise SecureError(
-                f"round {self._terms.round}: {len(there)} of {len(self._roster)} nodes {what}, "
-                f"{due} are needed; missing: {', '.join(missing[:20])}"
-            )
+            raise SecureError(f"{len(there)} of {len(self._roster)} nodes {what}, and {due} must")
         return sorted(there)

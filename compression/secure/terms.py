@@ -13,7 +13,7 @@ from ..base import PayloadError
 KEY, HASH, RUN = 32, 32, 16  # bytes of a public key, of a SHA-256, of a run's nonce
 NO_KEY = bytes(KEY)
 ROW = "<Q32s32s"  # a node of a roster
-MOST_NODES = 1000  # a node's time grows with the square; with more a server could keep it busy
+MOST_NODES = 200  # each node exchanges shares with each other: with more, that takes too long
 
 
 class SecureError(PayloadError):

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -52,6 +52,7 @@ from edgewire.report.summary import trained
 from edgewire.report.table import WIDTH
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
+from edgewire.task.model_file import file_of
 from edgewire.task.tables.columns import Columns
 
 RATES = ("eta", "server_learning_rate")  # options of Flower's with the server's learning rate
@@ -142,11 +143,12 @@ def run(composed: DictConfig, folder: Path) -> None:
                     f"{human_bytes(cost['uplink_bytes'])} about their columns",
                     markup=False,
                 )
+    given = {word.lstrip("+").partition("=")[0] for word in hydra.overrides.task}
+    _expect_on(config, given)
     if config.privacy.on:
         from edgewire.strategy.privacy.ledger import announced  # as `prepare`, it imports torch
 
         screen.print(f"privacy    {announced(config, folder)}", markup=False, soft_wrap=True)
-    given = {word.lstrip("+").partition("=")[0] for word in hydra.overrides.task}
     if "rounds" in given and "pushes" in config.strategy:
         log.warning(
             "rounds= has no effect: this strategy has no rounds and ends after strategy.pushes=%s",
@@ -207,6 +209,20 @@ def run(composed: DictConfig, folder: Path) -> None:
         write_card(folder)
     except (OSError, ResultsError) as error:
         log.warning("no model card (%s) can be written: %s", CARD, error)
+
+
+def _expect_on(config: Config, given: Collection[str]) -> None:
+    """Raise `ConfigError` for an option of privacy or secure sums that would protect nothing."""
+    for group, cure, on in (
+        ("privacy", "sample", config.privacy.on),
+        ("secure", "sum", config.secure.mode != "none"),
+    ):
+        for word in given:
+            if word.startswith(f"{group}.") and group not in given and not on:
+                raise ConfigError(f"{word}= protects nothing without {group}={cure}, say: give it")
+    before = Path(file_of(config.model.file)).parent if config.model.file else None
+    if before and (before / "privacy.jsonl").exists() and not config.privacy.on:
+        log.warning("the model is of a private run, and privacy= is none: this run has no bound")
 
 
 def how_to_resume(folder: Path, *, sweep: bool) -> str:

@@ -187,7 +187,7 @@ def _measured(run: Run, main: Metric) -> str:
     result = run.result
     value, best = (number(result.get(f"{kind}{main.name}")) for kind in ("", "best_"))
     if value is None:
-        return "not measured: there are no samples to test on"
+        return "not measured: no samples to test on, or their results are hidden or at the nodes"
     data, constant = (_mapping(result, key) for key in ("data", "constant"))
     count, places, half = number(data.get("test")), None, None
 

@@ -78,7 +78,7 @@ def round_of(
     with server:
         (total,) = coordinator.totals()
     assert np.array_equal(total, sum(values[place][0] for place in in_sum))
-    up = len(mask_keys[0]) + len(shares) + len(masked) + len(answer)
+    up = len(keys[0]) + len(mask_keys[0]) + len(shares) + len(masked) + len(answer)
     down = sum(len(key) for key in mask_keys) + len(sealed) + len(alive)
     return nodes.seconds / len(members) * 1e3, server.seconds, up, down
 
@@ -102,7 +102,7 @@ def measure(nodes: int, count: int, rounds: int) -> dict[str, Any]:
         "s at the server": round(median(each[1] for each in found[1:]), 4),
         "bytes up": found[0][2],
         "of these the update": packed,
-        "bytes down, beside the model": found[0][3],
+        "bytes down of mask keys, shares and list": found[0][3],
     }
 
 

@@ -66,6 +66,11 @@ class Ledger(GridWrapper):
         self._own = Mechanism(config.privacy.rate, config.privacy.noise)
         lines, self._before = earlier(config, Path(folder))
         self._most = most_steps(config.privacy, self._own, self._before)
+        if self._most < self._each:
+            raise ConfigError(
+                f"privacy.epsilon={config.privacy.epsilon:g} is not enough for one message: give a "
+                "larger one, or privacy.noise=null"
+            )
         self._steps: dict[int, int] = {}  # by node
         self._path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self._path, lines, durable=True)  # without a line that was not finished

@@ -166,7 +166,8 @@ class SecureRounds(Rounds):
         }
         if len(given) < self._options.least:
             raise SecureError(
-                f"{len(given)} nodes sent keys, and secure.least={self._options.least} are needed"
+                f"{len(given)} of {len(asked)} nodes have keys, and "
+                f"secure.least={self._options.least} must"
             )
         # Nodes read a roster from a bitmap of the list, so it is in the order of the list.
         roster, refused = roster_of(dict(sorted(given.items())), self._options.masks)

@@ -107,6 +107,8 @@ BAD = [
     (["engine.workers=x"], "engine.workers must be int"),
     (["strategy=fedtrimmedavg", "strategy.beta=2"], "beta"),
     (["engine=ray", "engine.gpus_per_client=-1"], "engine.gpus_per_client"),
+    (["privacy.epsilon=8"], "privacy.epsilon= protects nothing without privacy=sample"),
+    (["secure.masks=true"], "secure.masks= protects nothing without secure=sum"),
     (["engine=ray", "network=lte"], "cannot honour network.up_mbps=5, network.down_mbps=20"),
     (["engine=ray", "algorithm=adacomp"], "network.waiting=uniform"),
     (["engine=ray", "engine.workers=2"], "engine.workers"),

@@ -128,7 +128,9 @@ REFUSED = [  # overrides, and a part of the error
     (f"{CUT} privacy=node privacy.noise=1", "is for strategy=sparse_averaging, which"),
     (f"{NODE} nodes=999", "hides one of nodes=999, and below 1,000 the noise ruins most models: "
      "give privacy=sample, or privacy.anyway=true"),
-    (f"{NODE} secure=sum compression=grid", "give secure=none, because the server has to clip"),
+    (f"{NODE} nodes=100 privacy.anyway=true secure=sum compression=grid",
+     "give secure=none, because the server has to clip"),
+    ("algorithm=fedavg_secure nodes=201", "takes at most 200 nodes a round, and 201 train in one"),
     (f"{NODE} schedule=plateau", "give another schedule.metric="),
     (f"{NODE} strategy.follow=differences downlink=int8", "the number of a difference tells who"),
     (f"{NODE} strategy/optimizer=ef21 compression=ef21 downlink=average", "another strategy/optim"),

@@ -38,7 +38,7 @@ def views(value: int) -> dict[str, np.ndarray]:
     def words(group, name):
         return packing.from_bytes(group.seen[name][NODE])
 
-    group = Constant(NODES, SECTIONS)
+    group = Constant(NODES, SECTIONS, run=bytes(16))
     group.value = value
     for number in (1, 2):
         terms, roster, server = group.shared(number)

@@ -212,6 +212,11 @@ def test_nothing_is_sent_if_the_budget_or_the_disk_is_too_small(tmp_path, monkey
     assert grid.sent == 1
 
 
+def test_a_budget_for_less_than_one_message_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="privacy.epsilon=1e-06 is not enough for one message"):
+        ledger_of(tmp_path, RealTime(1), "privacy.epsilon=1e-6")
+
+
 @pytest.mark.parametrize(("folder", "words"), [("", ()), ("x", ["privacy.noise=null"])])
 def test_a_run_without_a_folder_or_without_noise_is_refused(folder, words, tmp_path):
     with pytest.raises(ConfigError, match="needs its noise, and a folder for its ledger"):
