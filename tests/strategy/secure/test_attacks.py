@@ -65,8 +65,8 @@ def expect_hidden(found, wanted):
     assert not np.array_equal(found, wanted)
 
 
-def bitmap(nodes):
-    return sum(1 << i for i in nodes).to_bytes(2, "little")
+def bitmap(nodes, count=10):
+    return sum(1 << i for i in nodes).to_bytes((count + 7) // 8, "little")
 
 
 class Server:
@@ -117,7 +117,7 @@ class Server:
         peers = tuple(Peer(i, keys[i][:32], keys[i][32:]) for i in sorted(nodes))
         said = self.of.said(header, orders, self.model, {})
         sum_of = Coordinator(self.of.terms(self.run, said), Roster(peers))
-        places = bitmap(nodes)
+        places = bitmap(nodes, len(self.contexts))
         masks = b"".join(peer.mask_key for peer in peers)
         for i in nodes:
             shared = {"terms": said, "keys": bytes(4) + every, "roster": places}
