@@ -181,10 +181,8 @@ class SecureMod:
         if reply.has_error():
             return reply
         answered = restored(content_of(reply))
-        agreed, values = (
-            self._of.terms(known.get("run", b""), seen[0]),
-            self._values(answered, metrics),
-        )
+        agreed = self._of.terms(known.get("run", b""), seen[0])
+        values = self._values(answered, metrics)
         if self._of.sums:
             masked = member.masked(agreed, values)
             known |= {NOTE_OF: known["note"], GIVEN: 0}
