@@ -213,7 +213,7 @@ def test_nothing_is_sent_if_the_budget_or_the_disk_is_too_small(tmp_path, monkey
 
 
 def test_a_budget_for_less_than_one_message_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="privacy.epsilon=1e-06 is not enough for one message"):
+    with pytest.raises(ConfigError, match="is not enough for one message: give a larger one"):
         ledger_of(tmp_path, RealTime(1), "privacy.epsilon=1e-6")
 
 
