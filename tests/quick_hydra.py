@@ -16,6 +16,7 @@ from hydra._internal.hydra import Hydra
 from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, ListConfig, OmegaConf, UnionNode, base
 from omegaconf import omegaconf as writing
+from omegaconf._utils import OmegaConfDumper
 
 from edgewire.conf.classes import HERE
 
@@ -134,7 +135,7 @@ class Dumper(getattr(yaml, "CDumper", yaml.Dumper)):
     """Writes YAML as OmegaConf does, by libyaml."""
 
 
-Dumper.add_representer(str, writing.get_omega_conf_dumper().str_representer)
+Dumper.add_representer(str, OmegaConfDumper.str_representer)
 
 
 QUICK = [

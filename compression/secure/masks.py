@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from hashlib import sha256
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -27,7 +28,7 @@ from .terms import KEY, SecureError
 SHARES, NOTE = 2 * shamir.SHARE, 8
 SEALED = 16 + SHARES + NOTE
 SELF, PAIR, BARE = b"self mask", b"pair mask", b"bare mask"
-SEAL, TOLD, PRIVATE = b"seal", b"note", b"private key"
+SEAL, PRIVATE = b"seal", b"private key"
 
 
 class Masks:
@@ -52,35 +53,37 @@ class Masks:
             return [b""] * len(keys)
         return [_kept(seed, key) for key in keys] if keep else _exchanged(seed, keys)
 
-    def seal(self, secret: bytes, bound: bytes, way: tuple[int, int], shares: bytes) -> bytes:
-        """Encrypt two shares and a note, 42 bytes, to 58.
+    def seal(
+        self, secret: bytes, bound: bytes, way: tuple[int, int], shares: bytes, note: bytes
+    ) -> bytes:
+        """Encrypt two shares and a hash of a note, 42 bytes, to 58.
 
-        ``way``: the places of sender and receiver.
+        ``way``: the places of sender and receiver. The hash has a key that only these two know, so
+        nobody else can search for two notes that look equal.
         """
-        if not self.on:
-            return shares + bytes(SEALED - len(shares))
+        key = self._seal_key(secret, bound, way)
+        plain = shares + _hashed(key, note)
         # AES-SIV needs no nonce: a node that lost its state may seal again under the same key.
-        return _cipher(secret, bound, way).encrypt(shares, None)
+        return AESSIV(key).encrypt(plain, None) if self.on else plain.ljust(SEALED, b"\0")
 
-    def open(self, secret: bytes, bound: bytes, way: tuple[int, int], sealed: bytes) -> bytes:
-        """Decrypt what `seal` encrypted; raises `SecureError` for shares of another binding."""
-        if not self.on:
-            return sealed[: SHARES + NOTE]
+    def open(
+        self, secret: bytes, bound: bytes, way: tuple[int, int], sealed: bytes, note: bytes
+    ) -> tuple[bytes, bool]:
+        """Decrypt what `seal` encrypted; return the shares, and whether its note was ``note``.
+
+        Raises `SecureError` for shares of another binding.
+        """
+        key = self._seal_key(secret, bound, way)
         try:
-            return _cipher(secret, bound, way).decrypt(sealed, None)
+            plain = AESSIV(key).decrypt(sealed, None) if self.on else sealed
+            return plain[:SHARES], plain[SHARES : SHARES + NOTE] == _hashed(key, note)
         except InvalidTag:
             raise SecureError(
                 f"a share of place {way[0]} does not open: nodes saw different keys or terms"
             ) from None
 
-    def note(self, secret: bytes, bound: bytes, way: tuple[int, int], note: bytes) -> bytes:
-        """Return what one node tells another of its note, 8 bytes.
-
-        Both compute it of equal notes alone, and nobody else can search for two notes with one.
-        """
-        if not self.on:
-            return note[:NOTE].ljust(NOTE, b"\0")
-        return _derive(secret, TOLD + _places(*way), bound + note)[:NOTE]
+    def _seal_key(self, secret: bytes, bound: bytes, way: tuple[int, int]) -> bytes:
+        return _derive(secret, SEAL + _places(*way), bound) if self.on else b""
 
     def split(self, seeds: Sequence[bytes], threshold: int, nodes: int) -> list[bytes]:
         """Return for each node its shares of all seeds, 17 bytes each."""
@@ -114,8 +117,8 @@ def _derive(secret: bytes, use: bytes, bound: bytes) -> bytes:
     return HKDF(SHA256(), 32, None, use + bound).derive(secret)
 
 
-def _cipher(secret: bytes, bound: bytes, way: tuple[int, int]) -> AESSIV:
-    return AESSIV(_derive(secret, SEAL + _places(*way), bound))
+def _hashed(key: bytes, note: bytes) -> bytes:
+    return sha256(key + note).digest()[:NOTE]
 
 
 def _places(*places: int) -> bytes:

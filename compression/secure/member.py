@@ -75,11 +75,7 @@ class Member:
         shares = self._masks.split([self_seed, seed], roster.threshold, len(roster))
         secrets = self._run_secrets(roster, own)
         key = self._with_config(bound)
-        ways = {i: (secret, key, (own, i)) for i, secret in secrets.items()}
-        sealed = [
-            self._masks.seal(*way, shares[i] + self._masks.note(*way, note))
-            for i, way in ways.items()
-        ]
+        sealed = [self._masks.seal(secrets[i], key, (own, i), shares[i], note) for i in secrets]
         said = {"roster": roster.to_bytes(), "binding": bound, "least": least, "own": own}
         self._state.update(said, stage=SHARED, self_seed=self_seed, shares=shares[own])
         return b"".join(sealed)
@@ -99,10 +95,9 @@ class Member:
         shares, alike = [state["shares"]] * len(roster), 0
         key = self._with_config(state["binding"])
         for i, at in zip(secrets, range(0, len(sealed), SEALED), strict=True):
-            way = secrets[i], key, (i, own)
-            plain = self._masks.open(*way, sealed[at : at + SEALED])
-            shares[i] = plain[:SHARES]
-            alike += plain[SHARES:] == self._masks.note(*way, note)
+            one = sealed[at : at + SEALED]
+            shares[i], same = self._masks.open(secrets[i], key, (i, own), one, note)
+            alike += same
         self._state.update(stage=OPENED, shares=b"".join(shares))
         return alike, key
 

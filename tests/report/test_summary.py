@@ -67,7 +67,7 @@ def test_a_run_with_bad_nodes(shown):
     [
         ({"accuracies": (0.1, 0.9, 0.5)}, "best 90.0 % (round 1)"),
         ({"accuracies": (0.1, *[0.9] * 4)}, "; flat since round 1"),
-        ({"accuracies": (None, None)}, "not measured: there are no samples to test on"),
+        ({"accuracies": (None, None)}, "not measured: no samples to test on"),
         ({"data": {"kind": "rows", "classes": 2}}, "90.00 % of what the nodes hold back"),
         ({"data": None}, "accuracy   90.00 %\n"),
         ({"uplink_bytes": 200_000, "downlink_bytes": 200_000}, "this run is not compressed"),
