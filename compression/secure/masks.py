@@ -1,8 +1,8 @@
 """The cryptography of the secure sum: keys, sealed shares and masks.
 
 X25519 (RFC 7748), HKDF-SHA256 (RFC 5869), AES-SIV (RFC 5297) and ChaCha20 (RFC 8439), all of the
-package `cryptography`. A derived key has one purpose in one round: ``bound`` is the round's
-`binding`. A seed is a secret from which a key or a mask is derived.
+package `cryptography`, and SHA-256 for notes. A derived key has one purpose in one round: ``bound``
+is the round's `binding`. A seed is a secret from which a key or a mask is derived.
 """
 
 from __future__ import annotations

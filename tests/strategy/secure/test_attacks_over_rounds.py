@@ -136,7 +136,7 @@ def test_a_configuration_with_which_one_node_has_more_than_a_residual(identity, 
     assert why in str(refused.value.__cause__ or refused.value)
 
 
-KNOWN = pytest.mark.xfail(
+KNOWN = pytest.mark.xfail(  # docs/privacy.md says that the count is for two colluding nodes
     strict=True, raises=AssertionError, reason="nodes count as if no node colludes"
 )
 
