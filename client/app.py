@@ -1,6 +1,7 @@
 """The ClientApp: for each message it trains or evaluates on the node's data, and replies."""
 
 import re
+from functools import cache
 from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -79,20 +80,27 @@ def _known(context: Context, shows: str = "") -> tuple[Config, Node]:
     node = node_of(context)
     config = load_config(context.run_config, node.count, context.node_config)
     mode, given = config.secure.mode, context.node_config
-    least, floor = (str(given.get(name, 0)).lower() for name in ("secure-least", "secure"))
+    least, floor = given.get("secure-least", 0), given.get("secure", 0)
+    used = mode if config.secure.masks else "none"
+    _expect_allowed(str(least).lower(), str(floor).lower(), used, bool(config.personal))
+    if shows and mode != "none":
+        raise ConfigError(f"secure={mode} hides single nodes: {shows} is not sent")
+    return config, node
+
+
+@cache  # once a run, not once a message
+def _expect_allowed(least: str, floor: str, used: str, personal: bool) -> None:
+    """Raise `ConfigError` for a node's wrong options, and for a run that its owner forbids."""
     if not re.fullmatch("[0-9]{1,9}", least):
         raise ConfigError(f"--node-config secure-least={least}: this node needs a count of nodes")
     if floor not in FLOOR:
         raise ConfigError(f"--node-config secure={floor}: this node needs 0, 1 or sum")
     allowed = FLOOR[floor].split()
-    if (mode if config.secure.masks else "none") not in allowed:
+    if used not in allowed:
         modes = " and ".join(f"secure={each}" for each in allowed)
         raise ConfigError(f"this node's owner allows {modes} alone")
-    if floor not in ("0", "false") and config.personal:
+    if floor not in ("0", "false") and personal:
         raise ConfigError("this node's owner asks for a secure sum, which personal= would weaken")
-    if shows and mode != "none":
-        raise ConfigError(f"secure={mode} hides single nodes: {shows} is not sent")
-    return config, node
 
 
 def _trainer(context: Context, shows: str = "") -> tuple[Trainer, Node]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -159,8 +160,13 @@ def downlink_of(config: Config) -> Codec | None:
     """
     if config.downlink.changes:
         return codec_of(config, "downlink")
-    if config.downlink != type(config.downlink)():
-        raise ConfigError("downlink=full sends the model whole; choose another downlink= first")
+    none = vars(type(config.downlink)())
+    for name, default in none.items():
+        if getattr(config.downlink, name) != default:
+            raise ConfigError(
+                "downlink=full sends the model whole: choose another downlink=, or give "
+                f"downlink.{name}={json.dumps(default)}"
+            )
     return None
 
 

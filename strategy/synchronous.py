@@ -184,6 +184,7 @@ class SparseAveraging(ParameterServer):
             self._evaluate(run, self.state.round, run.rounds, rounds.arrays)
             self.on_state_complete()
         run.result.arrays = to_arrays(rounds.model, rounds.layout, rounds.reported.natives)
+        self.failures.end()
 
 
 class Rounds(Server):

@@ -51,7 +51,7 @@ class Masks:
         """
         if not self.on:
             return [b""] * len(keys)
-        return [_kept(seed, key) for key in keys] if keep else _exchanged(seed, keys)
+        return [_kept(seed, key) for key in keys] if keep else _exchanged(_private(seed), keys)
 
     def seal(
         self, secret: bytes, bound: bytes, way: tuple[int, int], shares: bytes, note: bytes
@@ -129,8 +129,7 @@ def _private(seed: bytes) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(_derive(seed, PRIVATE, b""))
 
 
-def _exchanged(seed: bytes, keys: Sequence[bytes]) -> list[bytes]:
-    private = _private(seed)
+def _exchanged(private: X25519PrivateKey, keys: Sequence[bytes]) -> list[bytes]:
     try:
         return [private.exchange(X25519PublicKey.from_public_bytes(key)) for key in keys]
     except ValueError:
@@ -139,4 +138,8 @@ def _exchanged(seed: bytes, keys: Sequence[bytes]) -> list[bytes]:
 
 @lru_cache(maxsize=1 << 16)
 def _kept(seed: bytes, key: bytes) -> bytes:
-    return _exchanged(seed, [key])[0]
+    return _exchanged(_kept_private(seed), [key])[0]
+
+
+# A private key takes as long as a secret, and a node meets many other keys in one round.
+_kept_private = lru_cache(maxsize=1)(_private)

@@ -145,10 +145,6 @@ def run(composed: DictConfig, folder: Path) -> None:
                 )
     given = {word.lstrip("+").partition("=")[0] for word in hydra.overrides.task}
     _expect_on(config, given)
-    if config.privacy.on:
-        from edgewire.strategy.privacy.ledger import announced  # as `prepare`, it imports torch
-
-        screen.print(f"privacy    {announced(config, folder)}", markup=False, soft_wrap=True)
     if "rounds" in given and "pushes" in config.strategy:
         log.warning(
             "rounds= has no effect: this strategy has no rounds and ends after strategy.pushes=%s",
@@ -168,6 +164,10 @@ def run(composed: DictConfig, folder: Path) -> None:
     with screen.status("loading") if alone() else nullcontext():
         engine = engine_for(config, task)
         subject = prepare(config)
+    if config.privacy.on:
+        from edgewire.strategy.privacy.ledger import announced  # as `prepare`, it imports torch
+
+        screen.print(f"privacy    {announced(config, folder)}", markup=False, soft_wrap=True)
     try:
         from edgewire.conf.build import objective_of  # it imports torch, as `prepare` does
 

@@ -1,9 +1,12 @@
 """What a node's owner demands in `--node-config` holds for each message that the node answers."""
 
+from contextlib import suppress
+
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from edgewire.client.app import app
+from edgewire.compression.base import PayloadError
 from edgewire.conf.schema import ConfigError
 from edgewire.simulation.workers import node_host
 from tests.conf.hostile import plain, submitted
@@ -64,6 +67,7 @@ def test_a_node_takes_part_in_large_enough_sums_alone(
         return Context(*arguments, node_config=node_config | own, node_id=node_id, **options)
 
     monkeypatch.setattr(node_host, "Context", context)
-    local_run(tmp_path, *RUN, f"secure={mode}")
+    with suppress(PayloadError):  # without node 2 there is no sum in mode `bare`
+        local_run(tmp_path, *RUN, f"secure={mode}")
     assert result_of(tmp_path)["failures"] == failures
     assert ("4 nodes take part, and the owner asks for 5" in caplog.text) == bool(failures)

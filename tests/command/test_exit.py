@@ -99,7 +99,7 @@ BAD = [
     (["~network.los"], "there is no key network.los; did you mean network.loss?"),
     (["-m", "algorithm=adacomp,fedbuff", "strategy.pushes=3"], "give ++strategy.pushes=3"),
     (["downlink=f2i", "downlink.density=0.1"], "downlink: option density"),
-    (["downlink=full", "downlink.quantizer=int8"], "choose another downlink"),
+    (["downlink=full", "downlink.quantizer=int8"], 'give downlink.quantizer="float32"'),
     (["nodes=1.5"], "nodes"),
     (["compression.quantizer=int9"], "int9"),
     (["compression=f2i", "compression.level=99"], "level"),

@@ -2,6 +2,7 @@
 
 import math
 
+import dp_accounting as dp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,8 +22,6 @@ from edgewire.strategy.privacy.accounting import (
     told,
 )
 from tests.runs import configured
-
-dp = pytest.importorskip("dp_accounting")
 
 MECHANISMS = st.builds(Mechanism, st.floats(0.001, 1), st.floats(0.4, 8))
 DELTAS = st.floats(-9, -2).map(lambda power: 10**power)

@@ -21,8 +21,6 @@ from edgewire.strategy.run.whole_files import NotWritten
 from tests.local_runs import Stopped, at_row, local_run, raising
 from tests.runs import configured, history_of, nodes_of, result_of
 
-pytest.importorskip("dp_accounting")
-
 OWN = Mechanism(0.5, 2.0)
 WORDS = ["dataset=digits", "model=mlp", "nodes=3", "rounds=4", "local_steps=2", "privacy=sample",
          "privacy.rate=0.5", "privacy.noise=2"]  # fmt: skip

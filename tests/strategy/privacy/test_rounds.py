@@ -275,7 +275,6 @@ RUN = ["algorithm=fedavg_topk", "strategy.weighted_by_key=null", "dataset=digits
 
 
 def test_a_run_and_what_its_files_say(tmp_path):
-    pytest.importorskip("dp_accounting")
     for name in ("one", "two"):
         local_run(tmp_path / name, *RUN)
     assert model_bytes(tmp_path / "one") != model_bytes(tmp_path / "two")  # one seed
@@ -296,7 +295,6 @@ def test_a_run_and_what_its_files_say(tmp_path):
 
 @pytest.mark.parametrize("words", ["strategy.fraction_train=0.01", "model.file=OTHER", "epsilon"])
 def test_the_ledger_counts_rounds_also_without_nodes(words, tmp_path):
-    pytest.importorskip("dp_accounting")
     other = tmp_path / "other"
     if words == "epsilon":
         budget = epsilon_of({Mechanism(0.4, 1.0): 2}, 1e-5)
@@ -315,7 +313,6 @@ def test_the_ledger_counts_rounds_also_without_nodes(words, tmp_path):
 
 
 def test_a_resumed_run_counts_repeated_rounds_twice(tmp_path, monkeypatch):
-    pytest.importorskip("dp_accounting")
     monkeypatch.setattr(checkpointer, "SHARE", math.inf)
     words = [*RUN, "checkpoint_every=1", "privacy.epsilon=1000", "rounds=3"]
     at_row(monkeypatch, 3, raising(Stopped))
@@ -327,7 +324,6 @@ def test_a_resumed_run_counts_repeated_rounds_twice(tmp_path, monkeypatch):
 
 
 def test_batchnorm_is_refused_or_personal(tmp_path):
-    pytest.importorskip("dp_accounting")
     words = [*RUN, "dataset=digits", "model=mobilenet", "rounds=1", "nodes=1"]
     with pytest.raises(TaskError, match="and BatchNorm's statistics would be sent as values"):
         local_run(tmp_path, *words)

