@@ -42,7 +42,7 @@ from .wire_natives import NativeTensor, natives_bytes
 
 _SMALL = 64  # streams of fewer bytes stay uncoded, because coding would not make them smaller
 RECEIVERS = ("models", "gradients", "sums", "differences")  # described in `expect_receiver`
-_ERROR = "error"  # name of the codec's array for error feedback, float32 (n,)
+ERROR = "error"  # name of the codec's array for error feedback, float32 (n,)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Codec:
     @property
     def _unsent(self) -> str:
         """Name of the array in ``memory`` that holds the residual, or else the codec's error."""
-        return self.sparsifier.residual_key or _ERROR
+        return self.sparsifier.residual_key or ERROR
 
     @property
     def sends_all(self) -> bool:
@@ -307,7 +307,7 @@ class Codec:
         """Return the update plus the error of earlier updates, if the codec stores this error."""
         if not self.feedback or self.sparsifier.residual_key is not None:
             return update
-        given: Vector = get_or_zeros(memory, _ERROR, len(update), np.float32)
+        given: Vector = get_or_zeros(memory, ERROR, len(update), np.float32)
         given += update
         return given
 

@@ -99,6 +99,16 @@ class SummableQuantizer(ScaledQuantizer):
         """Return the levels and the sizes in the streams of `encode`."""
         return streams[1], streams[2]
 
+    def limit_error(self, error: Vector, streams: Streams, parts: TensorSlices) -> None:
+        """Clip what a node keeps of its values to half a scale, in place.
+
+        ``streams``: what it sent. What is clipped is lost. If it stayed in the residual, a server
+        could choose a scale that is too small, with which no residual changes. Two sums, with a
+        node and without it, would then tell the node's levels.
+        """
+        half = np.repeat(streams[0] / 2, np.diff(parts.segments))
+        np.clip(error, -half, half, out=error)
+
     def mean_of(
         self, total: Ints, nodes: int, common: Sequence[int], parts: TensorSlices
     ) -> Vector:

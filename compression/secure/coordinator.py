@@ -19,11 +19,12 @@ def roster_of(
 ) -> tuple[Roster, dict[int, str]]:
     """Return the roster of the nodes with valid keys, and the reason for each node left out.
 
-    ``keys``: by node its run key, and in mode `sum` its mask key. Of two nodes with one key the
-    first one is in the roster. Raises `SecureError` if fewer than two nodes are left.
+    ``keys``: by node its run key, and in mode `sum` its mask key and its note. Of two nodes with
+    one key the first one is in the roster. Raises `SecureError` if fewer than two nodes are left.
     """
     seen, peers, refused, seed = set[bytes](), list[Peer](), dict[int, str](), urandom(SECRET)
-    for node, given in keys.items():
+    for node, shown in keys.items():
+        given = shown[:2]
         try:
             for key in given:
                 expect_bytes("a public key", key, KEY)
@@ -34,7 +35,7 @@ def roster_of(
             refused[node] = str(error)
         else:
             seen.update(given)
-            peers.append(Peer(node, *given))
+            peers.append(Peer(node, *shown))
     return Roster(tuple(peers)), refused
 
 
@@ -61,7 +62,7 @@ class Coordinator:
         self._unmasked: dict[int, bytes] = {}
 
     def take_shares(self, node: int, sealed: bytes) -> None:
-        """Take a node's sealed shares, 58 bytes for each other node."""
+        """Take a node's sealed shares, 50 bytes for each other node."""
         place = self._expected(node, self._every, self._sealed)
         expect_bytes("a node's sealed shares", sealed, SEALED * (len(self._roster) - 1))
         self._sealed[place] = sealed

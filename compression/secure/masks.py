@@ -1,15 +1,14 @@
 """The cryptography of the secure sum: keys, sealed shares and masks.
 
 X25519 (RFC 7748), HKDF-SHA256 (RFC 5869), AES-SIV (RFC 5297) and ChaCha20 (RFC 8439), all of the
-package `cryptography`, and SHA-256 for notes. A derived key has one purpose in one round: ``bound``
-is the round's `binding`. A seed is a secret from which a key or a mask is derived.
+package `cryptography`. A derived key has one purpose in one round: ``bound`` is the round's
+`binding`. A seed is a secret from which a key or a mask is derived.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from hashlib import sha256
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -24,9 +23,8 @@ from . import shamir
 from .packing import WORD, Words
 from .terms import KEY, SecureError
 
-# Bytes: a share of the self mask's seed, one of the mask key's seed, and a note to the receiver.
-SHARES, NOTE = 2 * shamir.SHARE, 8
-SEALED = 16 + SHARES + NOTE
+SHARES = 2 * shamir.SHARE  # bytes: a share of the self mask's seed, and one of the mask key's seed
+SEALED = 16 + SHARES
 SELF, PAIR, BARE = b"self mask", b"pair mask", b"bare mask"
 SEAL, PRIVATE = b"seal", b"private key"
 
@@ -53,37 +51,23 @@ class Masks:
             return [b""] * len(keys)
         return [_kept(seed, key) for key in keys] if keep else _exchanged(_private(seed), keys)
 
-    def seal(
-        self, secret: bytes, bound: bytes, way: tuple[int, int], shares: bytes, note: bytes
-    ) -> bytes:
-        """Encrypt two shares and a hash of a note, 42 bytes, to 58.
-
-        ``way``: the places of sender and receiver. The hash has a key that only these two know, so
-        nobody else can search for two notes that look equal.
-        """
-        key = self._seal_key(secret, bound, way)
-        plain = shares + _hashed(key, note)
+    def seal(self, secret: bytes, bound: bytes, way: tuple[int, int], shares: bytes) -> bytes:
+        """Encrypt two shares, 34 bytes, to 50; ``way``: the places of sender and receiver."""
+        if not self.on:
+            return shares.ljust(SEALED, b"\0")
         # AES-SIV needs no nonce: a node that lost its state may seal again under the same key.
-        return AESSIV(key).encrypt(plain, None) if self.on else plain.ljust(SEALED, b"\0")
+        return AESSIV(_seal_key(secret, bound, way)).encrypt(shares, None)
 
-    def open(
-        self, secret: bytes, bound: bytes, way: tuple[int, int], sealed: bytes, note: bytes
-    ) -> tuple[bytes, bool]:
-        """Decrypt what `seal` encrypted; return the shares, and whether its note was ``note``.
-
-        Raises `SecureError` for shares of another binding.
-        """
-        key = self._seal_key(secret, bound, way)
+    def open(self, secret: bytes, bound: bytes, way: tuple[int, int], sealed: bytes) -> bytes:
+        """Decrypt what `seal` encrypted; raises `SecureError` for shares of another binding."""
+        if not self.on:
+            return sealed[:SHARES]
         try:
-            plain = AESSIV(key).decrypt(sealed, None) if self.on else sealed
-            return plain[:SHARES], plain[SHARES : SHARES + NOTE] == _hashed(key, note)
+            return AESSIV(_seal_key(secret, bound, way)).decrypt(sealed, None)
         except InvalidTag:
             raise SecureError(
                 f"a share of place {way[0]} does not open: nodes saw different keys or terms"
             ) from None
-
-    def _seal_key(self, secret: bytes, bound: bytes, way: tuple[int, int]) -> bytes:
-        return _derive(secret, SEAL + _places(*way), bound) if self.on else b""
 
     def split(self, seeds: Sequence[bytes], threshold: int, nodes: int) -> list[bytes]:
         """Return for each node its shares of all seeds, 17 bytes each."""
@@ -117,8 +101,8 @@ def _derive(secret: bytes, use: bytes, bound: bytes) -> bytes:
     return HKDF(SHA256(), 32, None, use + bound).derive(secret)
 
 
-def _hashed(key: bytes, note: bytes) -> bytes:
-    return sha256(key + note).digest()[:NOTE]
+def _seal_key(secret: bytes, bound: bytes, way: tuple[int, int]) -> bytes:
+    return _derive(secret, SEAL + _places(*way), bound)
 
 
 def _places(*places: int) -> bytes:

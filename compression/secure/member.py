@@ -14,6 +14,8 @@ from .packing import Packing
 from .shamir import SECRET, SHARE
 from .terms import (
     NO_KEY,
+    NO_NOTE,
+    NOTE,
     RUN,
     Roster,
     SecureError,
@@ -57,33 +59,37 @@ class Member:
             self._keep(run=run, run_seed=urandom(32), last=self._state.get("last", -1))
         return self._masks.public_key(self._state["run_seed"])
 
-    def mask_key(self) -> bytes:
-        """Begin a round and give up an open one; return a new public key, 32 bytes."""
+    def mask_key(self, note: bytes = NO_NOTE) -> bytes:
+        """Begin a round and give up an open one; return a new public key, 32 bytes.
+
+        ``note``: 19 bytes, which the server gives to all nodes of the round (`Peer`).
+        """
         self._expect(None)
-        self._keep(stage=KEYED, mask_seed=urandom(SECRET))
+        expect_bytes("a note", note, NOTE)
+        self._keep(stage=KEYED, mask_seed=urandom(SECRET), note=note)
         return self._masks.public_key(self._state["mask_seed"])
 
-    def share(self, terms: Terms, roster: Roster, least: int = 2, note: bytes = b"") -> bytes:
-        """Return sealed shares for the other nodes, 58 bytes each, in the roster's order.
+    def share(self, terms: Terms, roster: Roster, least: int = 2) -> bytes:
+        """Return sealed shares for the other nodes, 50 bytes each, in the roster's order.
 
-        ``least``: of how many nodes the owner of this one allows a sum. ``note``: what `opened` of
-        the other nodes compares with theirs; the server cannot read it.
+        ``least``: of how many nodes the owner of this one allows a sum.
         """
         self._expect(KEYED)
         seed, self_seed = self._state["mask_seed"], urandom(SECRET)
-        own, bound = self._entered(terms, roster, least, self._masks.public_key(seed))
+        shown = self._masks.public_key(seed), self._state["note"]
+        own, bound = self._entered(terms, roster, least, *shown)
         shares = self._masks.split([self_seed, seed], roster.threshold, len(roster))
         secrets = self._run_secrets(roster, own)
         key = self._with_config(bound)
-        sealed = [self._masks.seal(secrets[i], key, (own, i), shares[i], note) for i in secrets]
+        sealed = [self._masks.seal(secrets[i], key, (own, i), shares[i]) for i in secrets]
         said = {"roster": roster.to_bytes(), "binding": bound, "least": least, "own": own}
         self._state.update(said, stage=SHARED, self_seed=self_seed, shares=shares[own])
         return b"".join(sealed)
 
-    def opened(self, sealed: bytes, note: bytes = b"") -> tuple[int, bytes]:
-        """Take the other nodes' shares, 58 bytes each, in the roster's order.
+    def opened(self, sealed: bytes) -> bytes:
+        """Take the other nodes' shares, 50 bytes each, in the roster's order.
 
-        Returns how many of them have this note, and a hash of terms, roster and configuration.
+        Returns a hash of terms, roster and configuration, which are the same at all these nodes.
 
         All nodes of the roster must have shared. If nodes could be told of different ones, the
         lists of the dropped that `unmask` allows would be enough to open one update.
@@ -92,14 +98,13 @@ class Member:
         state, roster = self._state, Roster.from_bytes(self._state["roster"])
         own, secrets = state["own"], self._run_secrets(roster, state["own"])
         expect_bytes("the sealed shares", sealed, SEALED * len(secrets))
-        shares, alike = [state["shares"]] * len(roster), 0
+        shares = [state["shares"]] * len(roster)
         key = self._with_config(state["binding"])
         for i, at in zip(secrets, range(0, len(sealed), SEALED), strict=True):
             one = sealed[at : at + SEALED]
-            shares[i], same = self._masks.open(secrets[i], key, (i, own), one, note)
-            alike += same
+            shares[i] = self._masks.open(secrets[i], key, (i, own), one)
         self._state.update(stage=OPENED, shares=b"".join(shares))
-        return alike, key
+        return key
 
     def masked(self, terms: Terms, values: Sequence[NDArray[Any]]) -> bytes:
         """Return this node's masked update.
@@ -142,7 +147,7 @@ class Member:
     ) -> bytes:
         """Return this node's masked update in mode `bare`; the arguments are as above."""
         self._expect(None)
-        own, bound = self._entered(terms, roster, least, NO_KEY)
+        own, bound = self._entered(terms, roster, least, NO_KEY, NO_NOTE)
         packing = Packing(terms.sections, len(roster))
         words = packing.words(values)
         key = self._with_config(bound)
@@ -151,17 +156,17 @@ class Member:
         return packing.to_bytes(words)
 
     def _entered(
-        self, terms: Terms, roster: Roster, least: int, mask_key: bytes
+        self, terms: Terms, roster: Roster, least: int, mask_key: bytes, note: bytes
     ) -> tuple[int, bytes]:
         """Return this node's place in a new round's roster, and the binding; or refuse them."""
         if terms.run != self._state["run"] or terms.round <= self._state["last"]:
             raise SecureError(f"round {terms.round} is over for this node, or of another run")
         if len(roster) < least:
             raise SecureError(f"{len(roster)} nodes take part, and the owner asks for {least}")
-        keys = self._masks.public_key(self._state["run_seed"]), mask_key
-        places = [i for i, peer in enumerate(roster.peers) if peer[1:] == keys]
+        shown = self._masks.public_key(self._state["run_seed"]), mask_key, note
+        places = [i for i, peer in enumerate(roster.peers) if peer[1:] == shown]
         if not places:
-            raise SecureError("this node's key is missing or changed in the roster")
+            raise SecureError("this node's key or note is missing or changed in the roster")
         return places[0], binding(terms, roster)
 
     def _allowed(self, bitmap: bytes, nodes: int) -> list[int]:

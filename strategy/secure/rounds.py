@@ -28,6 +28,7 @@ from edgewire.compression.flower.secure_messages import (
     SHARES,
     UNMASK,
     SumOf,
+    masks_of,
     secure_record,
     secure_values,
 )
@@ -35,7 +36,7 @@ from edgewire.compression.flower.server.inbox import count_received
 from edgewire.compression.flower.traffic import reason_of
 from edgewire.compression.secure import Coordinator, Roster, SecureError, roster_of
 from edgewire.compression.secure.certificates import LONGEST
-from edgewire.compression.secure.terms import KEY, expect_bytes, to_bitmap
+from edgewire.compression.secure.terms import KEY, NOTE, expect_bytes, to_bitmap
 from edgewire.compression.wire import StreamSizes
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.synchronous import Rounds, SparseAveraging
@@ -111,8 +112,8 @@ class SecureRounds(Rounds):
             offers = {node: {**self._unknown_keys(node), "roster": bitmap} for node in nodes}
             if not self._of.sums:
                 break
-            masks = b"".join(peer.mask_key for peer in roster.peers)
-            offers = {n: {**each, "terms": said, "masks": masks} for n, each in offers.items()}
+            shown = {"terms": said, **masks_of(roster)}
+            offers = {node: {**each, **shown} for node, each in offers.items()}
             asked = self._ask(number, SHARES, offers, "sealed", timeout, sum_of.take_shares)
             self._told |= dict.fromkeys(asked, len(self._keys))
             if len(asked) == len(nodes):
@@ -133,13 +134,14 @@ class SecureRounds(Rounds):
         if len(self._keys) > 2 * len(self._places) + SPARE:
             self._begin_session()  # nodes that make new keys again and again do not fill the list
         known = [] if self._of.sums else [node for node in asked if node in self._places]
-        masks = dict[int, bytes]()
+        masks = dict[int, tuple[bytes, ...]]()  # by node its mask key and its note, in mode `sum`
 
         def take(node: int, keys: bytes, proof: bytes) -> None:
-            expect_bytes("a node's keys", keys, KEY * (1 + self._of.sums))
+            expect_bytes("a node's keys", keys, KEY + (KEY + NOTE) * self._of.sums)
             if len(proof) > LONGEST:
                 raise SecureError(f"a certificate of {len(proof)} bytes is too long")
-            run_key, masks[node] = keys[:KEY], keys[KEY:]
+            run_key = keys[:KEY]
+            masks[node] = (keys[KEY : 2 * KEY], keys[2 * KEY :]) if self._of.sums else ()
             if node not in self._places or self._keys[self._places[node]] != run_key:
                 self._told.pop(node, None)  # a node that lost its key has lost the others' keys
                 self._places[node] = len(self._keys)
@@ -160,9 +162,9 @@ class SecureRounds(Rounds):
             self._warned = True
             log.warning("%d of %d nodes have no certificate: %s", len(plain), len(known), HONEST)
         given = {
-            self._places[n]: (self._keys[self._places[n]], *([masks[n]] if self._of.sums else []))
-            for n in asked
-            if n in known
+            self._places[node]: (self._keys[self._places[node]], *masks.get(node, ()))
+            for node in asked
+            if node in known
         }
         if len(given) < self._options.least:
             raise SecureError(

@@ -12,12 +12,12 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
+from ...codec import ERROR
 from ...decoder import quantized
 from ...layout import Layout
 from ...secure import Member, Roster, SecureError
 from ...secure.certificates import CA, Credentials, expect_holders
-from ...secure.masks import SEALED
-from ...secure.terms import KEY, threshold_of
+from ...secure.terms import KEY, MOST_NODES
 from ..compact_records import compact, restored
 from ..headers import HEADER, LOSS, STEPS, DownlinkHeader, TrainConfig, read, trains, written
 from ..native_tensors import natives_of
@@ -48,15 +48,15 @@ from ..secure_messages import (
     secure_record,
     secure_values,
 )
+from .history import NONE, History, agreed
 from .mod import CompressionMod
-from .state import forget_residual, sequence_of
+from .state import MEMORY, forget_residual, sequence_of, store_arrays, stored_arrays
 
 KNOWN = "edgewire-secure"  # the record in a node's state with what is not secret
 RECORDS = (KNOWN, VOLATILE)  # the app does not see them
-# Values of KNOWN: a hash of the rounds of which this node keeps a residual, and 1 if it has given
-# the shares for the sum of its last update.
-NOTE_OF, GIVEN = "residual", "given"
-NO_NOTE = b""
+# Values of KNOWN that outlast a session: the `History` of this node's residual, and 1 if the node
+# has given the shares for the sum of its last update.
+CHAIN, ROUNDS, GIVEN = LASTING = "chain", "rounds", "given"
 # What a header may hold: everything else would let the server treat an update differently.
 FIELDS = {
     *("number", "applied", "undecided", "workers", "version", "base", "rates", "checksum"),
@@ -80,8 +80,8 @@ class SecureMod:
 
     In mode `sum` a server must not get one update in two sums, and nothing of a node alone. So a
     node that has given the shares for a sum never adds its update back to the residual, whatever
-    the server says. Nodes tell each other, in the sealed shares, of which rounds they have a
-    residual. A node deletes its own if a sum could hold fewer than `least` of the same rounds.
+    the server says. Nodes tell all others, in their notes, of which rounds they have a residual. A
+    node deletes its own if a sum could hold fewer than `least` of the same rounds.
 
     `of`: what is summed. `layout`: of the vector. `least`: the fewest nodes of a sum; a node's
     owner may ask for more by `secure-least` in its `--node-config`. `masks`: False simulates the
@@ -119,22 +119,26 @@ class SecureMod:
                 forget_residual(context.state)
                 known = {}
             if is_new:
-                known = {"run": run, **{n: known[n] for n in (NOTE_OF, GIVEN) if n in known}}
+                known = {"run": run, **{name: known[name] for name in LASTING if name in known}}
             run_key = member.run_key(run)
-            said = {"keys": run_key + (member.mask_key() if self._of.sums else b"")}
+            said = {"keys": run_key}
+            if self._of.sums:
+                known["note"] = self._history(known, context).note()
+                said["keys"] += member.mask_key(known["note"]) + known["note"]
             own = Credentials.of(context.node_config) if is_new or certify else None
             if own is not None:
                 said["certificate"] = own.proof(run, run_key)
             elif is_new and not self._simulated(context):
                 log.warning("this node has no certificate: %s", HONEST)
         elif kind.endswith(SHARES):
-            names = "terms", "keys", "roster", "masks"
-            terms, keys, bitmap, masks, proofs = secure_values(content, *names, certificates=[])
+            names = "terms", "keys", "roster", "masks", "notes"
+            terms, keys, *shown, proofs = secure_values(content, *names, certificates=[])
             known = {**_extended(known, keys, proofs, context), "terms": terms}
-            roster = _roster(known, context, bitmap, masks)
-            agreed, known["note"] = self._of.terms(known["run"], terms), _note(known)
-            sealed = member.share(agreed, roster, self._floor(context), known["note"])
-            said = {"sealed": sealed}
+            roster = _roster(known, context, *shown)
+            terms = self._of.terms(known["run"], terms)
+            said = {"sealed": member.share(terms, roster, self._floor(context))}
+            history = agreed([peer.note for peer in roster.peers], known["note"])
+            known["agreed"] = history.note()
         else:
             alive, number = secure_values(content, "alive", "round")
             said = {"shares": member.unmask(alive, int.from_bytes(number, "little"))}
@@ -161,6 +165,9 @@ class SecureMod:
             keys, bitmap, proofs = secure_values(came, "keys", "roster", certificates=[])
             known = _extended(known, keys, proofs, context)
             roster = _roster(known, context, bitmap)
+            # What this mode keeps is no residual that a later sum of mode `sum` may hold.
+            known[CHAIN] = urandom(16)
+            values_of(state)[KNOWN] = filled(ConfigRecord, known)
         seen, metrics = list[bytes](), dict[str, Any]()
 
         def checked(message: Message, context: Context) -> Message:
@@ -181,13 +188,13 @@ class SecureMod:
         if reply.has_error():
             return reply
         answered = restored(content_of(reply))
-        agreed = self._of.terms(known.get("run", b""), seen[0])
-        values = self._values(answered, metrics)
+        terms = self._of.terms(known.get("run", b""), seen[0])
+        values = self._values(answered, metrics, state)
         if self._of.sums:
-            masked = member.masked(agreed, values)
-            known |= {NOTE_OF: known["note"], GIVEN: 0}
+            masked = member.masked(terms, values)
+            known |= {CHAIN: known["after"], GIVEN: 0}
         else:
-            masked = member.masked_bare(agreed, roster, values, self._floor(context))
+            masked = member.masked_bare(terms, roster, values, self._floor(context))
         values_of(state)[KNOWN] = filled(ConfigRecord, known)
         content = {"arrays": payload_record(masked), HEADER: values_of(answered)[HEADER]}
         if STEPS in metrics and (self._counted or self._simulated(context)):
@@ -201,19 +208,15 @@ class SecureMod:
     ) -> int | None:
         """Take the others' shares; return the last update that must not return to the residual.
 
-        Deletes a residual of which a sum could hold those of fewer nodes than the owner allows.
+        Deletes the residual if the nodes have agreed so.
         """
-        (alike, bound), floor = member.opened(sealed, known["note"]), self._floor(context)
-        nodes = len(sealed) // SEALED + 1
-        due = threshold_of(nodes)
-        # Each node lets at most this many drop out, and of each that dropped `due` nodes say so.
-        most_dropped = nodes * (nodes - max(due, floor)) // due
-        if 1 + alike < floor + most_dropped or known["note"] == NO_NOTE:
+        bound = member.opened(sealed)
+        history = History.of(known["agreed"])
+        if not history.rounds:
             forget_residual(context.state)
-            known["note"] = NO_NOTE
-        known["note"] = sha256(known["note"] + bytes([known.get(GIVEN, 0)]) + bound).digest()
+        history = history.after(bound)
         # The residual is like no other's unless the training ends well.
-        known[NOTE_OF] = urandom(32)
+        known |= {ROUNDS: history.rounds, CHAIN: urandom(16), "after": history.chain}
         values_of(context.state)[KNOWN] = filled(ConfigRecord, known)
         # A reply is added back unless its sum was to be known; what the server says may differ
         # between nodes.
@@ -228,17 +231,30 @@ class SecureMod:
             raise SecureError("the message has other settings than a round of a secure sum")
         return self._of.said(header, orders, to_vector(arrays), natives_of(arrays))
 
-    def _values(self, answered: RecordDict, metrics: dict[str, Any]) -> list[NDArray[Any]]:
-        """Return the integers of a reply, by the sections of `SumOf.terms`."""
+    def _values(
+        self, answered: RecordDict, metrics: dict[str, Any], state: RecordDict
+    ) -> list[NDArray[Any]]:
+        """Return the integers of a reply, by the sections of `SumOf.terms`; limit the residual."""
         payload = payload_of(answered)
         if payload is None or payloads_in(answered) > 1:
             raise SecureError("the update holds native tensors, which cannot be summed")
         streams = quantized(payload[1], self._layout)
         levels, sizes = self._of.quantizer.summed(streams, self._of.parts)
+        kept = stored_arrays(state, MEMORY)
+        if ERROR in kept:
+            self._of.quantizer.limit_error(kept[ERROR], streams, self._of.parts)
+            store_arrays(state, MEMORY, kept)
         return [levels, sizes, loss_units(metrics.get(LOSS))]
 
     def _floor(self, context: Context) -> int:
         return max(self._least, int(context.node_config.get("secure-least", 0)))
+
+    def _history(self, known: dict[str, Any], context: Context) -> History:
+        """Return of which rounds this node has a residual, as it says before a round."""
+        least = min(self._floor(context), MOST_NODES)
+        if not known.get(ROUNDS):
+            return NONE._replace(least=least)
+        return History(known[CHAIN], known[ROUNDS], least).after(bytes([known.get(GIVEN, 0)]), 0)
 
     def _load(self, context: Context) -> tuple[Member, dict[str, Any]]:
         """Return the node's side of the sum, whose record changes in place, and what it knows."""
@@ -276,13 +292,6 @@ def _roster(known: dict[str, Any], context: Context, *said: bytes) -> Roster:
     if context.node_config.get(CA):
         expect_holders([known["holders"][peer.node] for peer in roster.peers])
     return roster
-
-
-def _note(known: dict[str, Any]) -> bytes:
-    """Return of which rounds a node has a residual, 32 bytes, or `NO_NOTE`."""
-    if NOTE_OF not in known:
-        return NO_NOTE
-    return sha256(known[NOTE_OF] + bytes([known.get(GIVEN, 0)])).digest()
 
 
 def _expect_usual(message: Message, asked: RecordDict) -> None:

@@ -85,8 +85,8 @@ def test_bytes_equal_the_formula_with_and_without_masks(nodes, masks):
     seen = {name: {len(each) for each in of.values()} for name, of in group.seen.items()}
     packed = Packing(group.sections, nodes).nbytes
     up = [seen[name] for name in ("mask key", "shares", "answer", "masked")]
-    assert up == [{32}, {58 * (nodes - 1)}, {17 * nodes}, {packed}]
-    assert [seen["sealed"], seen["alive"]] == [{58 * (nodes - 1)}, {(nodes + 7) // 8}]
+    assert up == [{32}, {50 * (nodes - 1)}, {17 * nodes}, {packed}]
+    assert [seen["sealed"], seen["alive"]] == [{50 * (nodes - 1)}, {(nodes + 7) // 8}]
 
 
 def test_ten_nodes_dropping_at_any_step_leave_the_next_round_whole():
@@ -140,15 +140,15 @@ def test_an_update_that_comes_after_the_list_of_the_sum_is_left_out():
 
 
 REFUSED = [
-    (0, "not in this step", lambda s: s.take_shares(22, bytes(174))),
-    (0, "answered before", lambda s: s.take_shares(10, bytes(174))),
-    (0, "sealed shares: 174 bytes", lambda s: s.take_shares(19, bytes(173))),
+    (0, "not in this step", lambda s: s.take_shares(22, bytes(150))),
+    (0, "answered before", lambda s: s.take_shares(10, bytes(150))),
+    (0, "sealed shares: 150 bytes", lambda s: s.take_shares(19, bytes(149))),
     (0, "3 of 4 nodes shared", lambda s: s.sealed_for(10)),
     (0, "not in this step", lambda s: s.take_masked(10, b"")),
     (0, "not in this step", lambda s: s.take_unmasked(10, bytes(68))),
     (0, "0 of 4 nodes sent masked", lambda s: s.alive()),
     (0, "0 of 4 nodes sent masked", lambda s: s.totals()),
-    (1, "answered before", lambda s: s.take_shares(19, bytes(174))),
+    (1, "answered before", lambda s: s.take_shares(19, bytes(150))),
     (1, "not in this step", lambda s: s.sealed_for(22)),
     (1, "not in this step", lambda s: s.take_masked(22, b"")),
     (1, "bytes in this round", lambda s: s.take_masked(19, b"")),

@@ -98,10 +98,10 @@ class Round:
 
 def foreign(round_: Round, of: int) -> bytes:
     """Return the node's sealed shares with those of node `of` sealed for another node."""
-    start = 58 * (of - 1)
+    start = 50 * (of - 1)
     other = round_.server.sealed_for(round_.group.ids[6])
     own = round_.sealed
-    return own[:start] + other[58 * of : 58 * (of + 1)] + own[start + 58 :]
+    return own[:start] + other[50 * of : 50 * (of + 1)] + own[start + 50 :]
 
 
 def flipped(data: bytes, at: int) -> bytes:
@@ -142,6 +142,8 @@ REFUSED = {
     "its key missing": (NO_KEY, "keyed", lambda r: r.share(roster=Roster(r.roster.peers[1:]))),
     "its run key changed": (NO_KEY, "keyed", lambda r: r.share(peer={"run_key": OTHER})),
     "its mask key changed": (NO_KEY, "keyed", lambda r: r.share(peer={"mask_key": OTHER})),
+    "its note changed": (NO_KEY, "keyed", lambda r: r.share(peer={"note": b"n" * 19})),
+    "a short note": ("a note: 19 bytes", "keyed", lambda r: r.member.mask_key(b"n")),
     "two nodes with its key": (
         TWO, "keyed", lambda r: r.share(1, {"run_key": r.roster.peers[0].run_key})),
     "two nodes with its id": (TWO, "keyed", lambda r: r.share(1, {"node": NODE})),
@@ -153,21 +155,20 @@ REFUSED = {
     "fewer nodes than the owner asks for": (
         "the owner asks for 8", "keyed", lambda r: r.share(least=8)),
     "a changed share": (OPEN, "shared", lambda r: r.open(flipped(r.sealed, 60))),
-    "a changed note": (OPEN, "shared", lambda r: r.open(flipped(r.sealed, 115))),
     "a share for another node": (OPEN, "shared", lambda r: r.open(foreign(r, 3))),
     "shares in another order": (
-        OPEN, "shared", lambda r: r.open(r.sealed[58:116] + r.sealed[:58] + r.sealed[116:])),
+        OPEN, "shared", lambda r: r.open(r.sealed[50:100] + r.sealed[:50] + r.sealed[100:])),
     "a share of another round": (OPEN, "next", lambda r: r.open(r.old)),
     "a share of another configuration": (OPEN, "shared", lambda r: Member(
         r.group.states[NODE], config=b"c" * 32).opened(r.sealed)),
     "zeros for a node that has not shared": (
-        OPEN, "shared", lambda r: r.open(bytes(58) + r.sealed[58:])),
+        OPEN, "shared", lambda r: r.open(bytes(50) + r.sealed[50:])),
     "a missing share": (
-        "sealed shares: 348 bytes are taken, not 290", "shared", lambda r: r.open(r.sealed[58:])),
+        "sealed shares: 300 bytes are taken, not 250", "shared", lambda r: r.open(r.sealed[50:])),
     "a share too many": (
-        "348 bytes are taken, not 406", "shared", lambda r: r.open(r.sealed + r.sealed[:58])),
-    "no shares": ("348 bytes are taken, not 0", "shared", lambda r: r.member.opened(b"")),
-    "text for shares": ("348 bytes are taken, not str", "shared", lambda r: r.open("shares")),
+        "300 bytes are taken, not 350", "shared", lambda r: r.open(r.sealed + r.sealed[:50])),
+    "no shares": ("300 bytes are taken, not 0", "shared", lambda r: r.member.opened(b"")),
+    "text for shares": ("300 bytes are taken, not str", "shared", lambda r: r.open("shares")),
     "another model": (DIFFER, "opened", lambda r: r.mask(given=b"m" * 32)),
     "other sections": (DIFFER, "opened", lambda r: r.mask(sections=((41, 1), (1, 1000)))),
     "another round": (DIFFER, "opened", lambda r: r.mask(round=4)),
@@ -280,25 +281,6 @@ def test_rounds_rise_over_sessions_and_a_later_one_is_exact():
         assert equal(group.totals(5), group.expected(group.ids))
 
 
-@pytest.mark.parametrize("masks", [True, False])
-def test_nodes_count_who_has_their_note_and_the_server_reads_none(masks):
-    group = Group(5, masks=masks)
-    terms, roster = group.terms(), group.roster()
-    server = Coordinator(terms, roster, masks)
-    notes = dict(zip(group.ids, [b"a" * 32, b"b" * 32, b"a" * 32, b"", b"a" * 32], strict=True))
-    for node in group.ids:
-        sealed = group.members[node].share(terms, roster, note=notes[node])
-        assert not notes[node] or notes[node][:8] not in sealed
-        server.take_shares(node, sealed)
-    for node in group.ids:
-        alike, _ = group.members[node].opened(server.sealed_for(node), notes[node])
-        assert alike == [*notes.values()].count(notes[node]) - 1
-        server.take_masked(node, group.members[node].masked(terms, group.values(node)))
-    for node in group.ids:
-        server.take_unmasked(node, group.members[node].unmask(server.alive(), 1))
-    assert equal(server.totals(), group.expected(group.ids))
-
-
 def test_in_mode_bare_another_configuration_gives_no_sum():
     """The server does not know the configuration, and the nodes' masks do not cancel."""
     group = Group(4)
@@ -326,7 +308,7 @@ def test_after_a_round_the_state_holds_the_runs_key_alone():
     assert group.states[10].keys() == kept[10].keys() | held
     mask_key = group.members[10].mask_key()
     assert mask_key != group.seen["mask key"][10]
-    assert group.states[10].keys() == kept[10].keys() | {"stage", "mask_seed"}
+    assert group.states[10].keys() == kept[10].keys() | {"stage", "mask_seed", "note"}
 
 
 @pytest.mark.parametrize("come_to", ["keyed", "shared", "opened", "masked", "done"])

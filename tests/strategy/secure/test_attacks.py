@@ -24,6 +24,7 @@ from edgewire.compression.flower.secure_messages import (
     MOST_LOSS,
     SECURE,
     SumOf,
+    masks_of,
     secure_record,
     secure_values,
 )
@@ -114,15 +115,20 @@ class Server:
         keys = {i: self.ask(i, "keys", "keys", run=self.run) for i in nodes}
         self.keys |= {i: each[:32] for i, each in keys.items()}
         every = b"".join(self.keys.get(i, bytes([i + 1] * 32)) for i in sorted(self.contexts))
-        peers = tuple(Peer(i, keys[i][:32], keys[i][32:]) for i in sorted(nodes))
+        peers = (Peer(i, keys[i][:32], keys[i][32:64], keys[i][64:]) for i in sorted(nodes))
+        roster = Roster(tuple(peers))
         said = self.of.said(header, orders, self.model, {})
-        sum_of = Coordinator(self.of.terms(self.run, said), Roster(peers))
-        places = bitmap(nodes, len(self.contexts))
-        masks = b"".join(peer.mask_key for peer in peers)
+        sum_of = Coordinator(self.of.terms(self.run, said), roster)
+        shared = {"terms": said, "keys": bytes(4) + every}
+        shared["roster"] = bitmap(nodes, len(self.contexts))
         for i in nodes:
-            shared = {"terms": said, "keys": bytes(4) + every, "roster": places}
-            sum_of.take_shares(i, self.ask(i, "shares", "sealed", **shared, masks=masks))
+            shown = shared | masks_of(self.shown(i, roster))
+            sum_of.take_shares(i, self.ask(i, "shares", "sealed", **shown))
         return sum_of
+
+    def shown(self, node, roster):
+        """Return the roster that a node gets."""
+        return roster
 
     def round(self, number, nodes, *, common, lr=0.0, seed=None, drop=(), unasked=(),
               header_of=lambda i: {}, message_of=lambda i: {}):  # fmt: skip

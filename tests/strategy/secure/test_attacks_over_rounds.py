@@ -9,13 +9,15 @@ import contextlib
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import ConfigRecord, Context, RecordDict
 
 from edgewire.client.app import LocalError
 from edgewire.compression.base import PayloadError
-from edgewire.compression.flower.headers import DownlinkHeader, TrainConfig
+from edgewire.compression.flower.headers import DownlinkHeader, TrainConfig, written
 from edgewire.compression.flower.records import payload_of
+from edgewire.compression.flower.secure_messages import secure_record
 from edgewire.compression.quantizers.grid import OFFSET
+from edgewire.compression.secure import Roster, SecureError
 from edgewire.compression.secure.masks import PAIR, SELF, SHARES
 from edgewire.compression.secure.shamir import SHARE
 from edgewire.compression.secure.terms import threshold_of
@@ -134,6 +136,56 @@ def test_a_configuration_with_which_one_node_has_more_than_a_residual(identity, 
     with pytest.raises((ConfigError, LocalError)) as refused:
         server.ask(V, "keys", "keys", run=server.run)
     assert why in str(refused.value.__cause__ or refused.value)
+
+
+class TwoNotes(Rounds):
+    """All nodes have residuals, but two that collude tell V alone that they have the same."""
+
+    def shown(self, node, roster):
+        if node in (V, 8, 9):
+            return roster
+        peers = [peer._replace(note=bytes(19)) for peer in roster.peers[8:]]
+        return Roster((*roster.peers[:8], *peers))
+
+
+@attack("")
+def test_two_notes_of_one_node(identity, encoded):
+    """All others would delete their residuals, and V would not."""
+    server, every = TwoNotes(), range(10)
+    with pytest.raises(SecureError, match="nodes saw different keys or terms"):
+        server.round(2, every, common=FINE)
+
+
+@attack("")
+def test_nodes_whose_owners_ask_for_more_delete_more(identity, encoded):
+    """With a floor of seven a node of ten never keeps a residual, so V must not keep its own."""
+    server, every = Rounds(), range(10)
+    for i in {*every} - {V}:
+        server.contexts[i].node_config["secure-least"] = "7"
+    server.train(every)
+    expect_hidden(server.round(2, every, common=FINE), server.levels(encoded[V], FINE))
+
+
+@attack("")
+def test_a_bare_round_empties_the_residuals_of_others(identity, encoded):
+    """The owners of the others allow `secure=bare`, in which the server says what is applied."""
+    server, every = Rounds(), range(10)
+    server.train(every)
+    others = [i for i in every if i != V]
+    for i in others:
+        server.contexts[i].node_config["secure"] = "1"
+    server.configure(others, "secure=bare")
+    keys = b"".join(server.ask(i, "keys", "keys", run=b"b" * 16) for i in others)
+    header, orders = DownlinkHeader(2, applied=1 << 60), TrainConfig(0.0, 2)
+    for i in others:
+        said = secure_record(keys=bytes(4) + keys, roster=bitmap(range(9), 9))
+        with contextlib.suppress(PayloadError):
+            server.send(
+                i, "train.step", arrays=server.whole(server.model), secure=said,
+                config=ConfigRecord(orders.config()), edgewire=written(header),
+            )  # fmt: skip
+    server.configure(others)
+    expect_hidden(server.round(3, every, common=FINE), server.levels(encoded[V], FINE))
 
 
 KNOWN = pytest.mark.xfail(  # docs/privacy.md says that the count is for two colluding nodes

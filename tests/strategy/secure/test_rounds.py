@@ -180,11 +180,12 @@ def test_the_protocol_has_the_bytes_of_the_formula(monkeypatch, tmp_path):
     n, rounds = 10, 3
     local_run(tmp_path, *RUN, f"nodes={n}")
     each = n * rounds
-    assert sizes["up", "keys"] == each * 64
-    assert sizes["up", "sealed"] == each * 58 * (n - 1)
+    assert sizes["up", "keys"] == each * 83
+    assert sizes["up", "sealed"] == each * 50 * (n - 1)
     assert sizes["up", "shares"] == each * 17 * n
-    assert sizes["down", "masks"] == each * 32 * n
-    assert sizes["down", "sealed"] == each * 58 * (n - 1)
+    assert sizes["down", "masks"] == each * 33 * n
+    assert sizes["down", "notes"] == each * 19
+    assert sizes["down", "sealed"] == each * 50 * (n - 1)
     assert sizes["down", "alive"] == sizes["down", "roster"] == each * 2
     assert sizes["down", "keys"] == each * 4 + n * n * 32  # each key once for each node
     assert sizes["down", "terms"] == each * 48
