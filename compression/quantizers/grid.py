@@ -100,13 +100,13 @@ class SummableQuantizer(ScaledQuantizer):
         return streams[1], streams[2]
 
     def limit_error(self, error: Vector, streams: Streams, parts: TensorSlices) -> None:
-        """Clip what a node keeps of its values to half a scale, in place.
+        """Clip what a node keeps of its values to nearly half a scale, in place.
 
         ``streams``: what it sent. What is clipped is lost. If it stayed in the residual, a server
         could choose a scale that is too small, with which no residual changes. Two sums, with a
         node and without it, would then tell the node's levels.
         """
-        half = np.repeat(streams[0] / 2, np.diff(parts.segments))
+        half = np.repeat(streams[0] * np.float32(0.499), np.diff(parts.segments))
         np.clip(error, -half, half, out=error)
 
     def mean_of(
@@ -126,7 +126,7 @@ class SummableQuantizer(ScaledQuantizer):
         """Return what nodes have in common in a first round: sizes as if updates were `FIRST` x.
 
         ``model``: x, (k,) float32. A size that is too small clips levels, and one that is too large
-        makes them 0. Both leave the rest in the nodes' residuals for the next round.
+        makes them 0, which leaves the values in the nodes' residuals for the next round.
         """
         return _common(sizes_of(model, parts) + round(STEPS * float(np.log2(FIRST))))
 

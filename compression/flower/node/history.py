@@ -62,7 +62,7 @@ def agreed(notes: Sequence[bytes], own: bytes) -> History:
     histories = Counter(map(History.of, notes))
     bad = min(2, 2 * due - nodes - 1)  # with one more, shares of both secrets can be had
     # Each node lets at most so many drop out. Of each that dropped, `due` nodes say so.
-    dropped = nodes - max(due, min(each.least for each in histories))
+    dropped = max(nodes - max(due, min(each.least for each in histories)), 0)
     left_out = (nodes - bad) * dropped // (due - bad)
     kept = {each: count for each, count in histories.items() if each.rounds}
 

@@ -176,14 +176,14 @@ def test_a_bare_round_empties_the_residuals_of_others(identity, encoded):
         server.contexts[i].node_config["secure"] = "1"
     server.configure(others, "secure=bare")
     keys = b"".join(server.ask(i, "keys", "keys", run=b"b" * 16) for i in others)
-    header, orders = DownlinkHeader(2, applied=1 << 60), TrainConfig(0.0, 2)
+    common = [BLIND] * server.tensors
+    header, orders = DownlinkHeader(2, applied=1 << 60, common=common), TrainConfig(0.0, 2)
     for i in others:
         said = secure_record(keys=bytes(4) + keys, roster=bitmap(range(9), 9))
-        with contextlib.suppress(PayloadError):
-            server.send(
-                i, "train.step", arrays=server.whole(server.model), secure=said,
-                config=ConfigRecord(orders.config()), edgewire=written(header),
-            )  # fmt: skip
+        server.send(
+            i, "train.step", arrays=server.whole(server.model), secure=said,
+            config=ConfigRecord(orders.config()), edgewire=written(header),
+        )  # fmt: skip
     server.configure(others)
     expect_hidden(server.round(3, every, common=FINE), server.levels(encoded[V], FINE))
 
@@ -200,6 +200,7 @@ KNOWN = pytest.mark.xfail(  # docs/privacy.md says that the count is for two col
         (10, 2, 6, 2),
         (10, 3, 5, 1),
         pytest.param(10, 3, 6, 1, marks=KNOWN),
+        (7, 2, 4, 1),
         (40, 0, 18, 1),
         (40, 2, 16, 1),
     ],
@@ -290,11 +291,26 @@ def test_a_second_run_of_one_seed_without_a_node(identity, encoded):
     expect_hidden(first - second, server.levels(encoded[V], FINE))
 
 
-@attack("a common scale clips the largest value alone")
+@attack("")
+@pytest.mark.parametrize("drop", [(), (V,)])
+def test_one_training_is_summed_with_a_node_and_without(identity, encoded, drop):
+    """On the least scale levels are 63 times the sign, and would change no residual.
+
+    V is left out of the second sum, or does not reply.
+    """
+    server, every = Rounds(), range(10)
+    server.round(1, every, common=BLIND, lr=0.1)
+    update = encoded[V]
+    before = server.round(2, every, common=0)
+    after = server.round(3, every if drop else [i for i in every if i != V], common=0, drop=drop)
+    expect_hidden(before - after, 63 * np.sign(update))
+
+
+@attack("")
 def test_a_scale_that_clips_single_values(identity, encoded):
     """The server chooses a scale with which the largest levels alone are above 63.
 
-    They are clipped, and the rest of each is in the next sum, where all other levels are 0.
+    They are clipped, and the rest of each would be in the next sum, where all others are 0.
     """
     server, every = Rounds(), range(10)
     server.round(1, every, common=BLIND, lr=0.1)
