@@ -13,6 +13,7 @@ from .masks import BARE, PAIR, SEALED, SELF, SHARES, Masks
 from .packing import Packing
 from .shamir import SECRET, SHARE
 from .terms import (
+    KEY,
     NO_KEY,
     NO_NOTE,
     NOTE,
@@ -79,11 +80,13 @@ class Member:
         shown = self._masks.public_key(seed), self._state["note"]
         own, bound = self._entered(terms, roster, least, *shown)
         shares = self._masks.split([self_seed, seed], roster.threshold, len(roster))
-        secrets = self._run_secrets(roster, own)
-        key = self._with_config(bound)
+        keys = [peer.mask_key for i, peer in enumerate(roster.peers) if i != own]
+        pairs = b"".join(self._masks.secrets(seed, keys))
+        secrets, key = self._seal_secrets(roster, own, pairs), self._with_config(bound)
         sealed = [self._masks.seal(secrets[i], key, (own, i), shares[i]) for i in secrets]
         said = {"roster": roster.to_bytes(), "binding": bound, "least": least, "own": own}
-        self._state.update(said, stage=SHARED, self_seed=self_seed, shares=shares[own])
+        own_secrets = {"self_seed": self_seed, "shares": shares[own], "pairs": pairs}
+        self._state.update(said, **own_secrets, stage=SHARED)
         return b"".join(sealed)
 
     def opened(self, sealed: bytes) -> bytes:
@@ -96,7 +99,7 @@ class Member:
         """
         self._expect(SHARED)
         state, roster = self._state, Roster.from_bytes(self._state["roster"])
-        own, secrets = state["own"], self._run_secrets(roster, state["own"])
+        own, secrets = state["own"], self._seal_secrets(roster, state["own"], state["pairs"])
         expect_bytes("the sealed shares", sealed, SEALED * len(secrets))
         shares = [state["shares"]] * len(roster)
         key = self._with_config(state["binding"])
@@ -119,10 +122,8 @@ class Member:
             raise SecureError("the model or the terms differ from those that this node agreed to")
         packing = Packing(terms.sections, len(roster))
         words = packing.words(values)
-        keys = {i: peer.mask_key for i, peer in enumerate(roster.peers) if i != own}
-        pairs = self._masks.secrets(state["mask_seed"], [*keys.values()])
         self._masks.add(words, own, {own: state["self_seed"]}, SELF, bound)
-        self._masks.add(words, own, dict(zip(keys, pairs, strict=True)), PAIR, bound)
+        self._masks.add(words, own, _by_place(state["pairs"], own, len(roster)), PAIR, bound)
         self._keep("own", "least", "shares", stage=MASKED, last=terms.round, nodes=len(roster))
         return packing.to_bytes(words)
 
@@ -182,6 +183,15 @@ class Member:
         """Return the binding with the hash that only the nodes know."""
         return sha256(bound + self._config).digest()
 
+    def _seal_secrets(self, roster: Roster, own: int, pairs: bytes) -> dict[int, bytes]:
+        """Return the secrets for sealed shares, by place: of the mask keys and of the run's.
+
+        The server may learn those of the mask keys of nodes that drop. A node deletes them in each
+        round, so who takes it over later opens none of the shares that it has sealed.
+        """
+        run = self._run_secrets(roster, own)
+        return {i: pair + run[i] for i, pair in _by_place(pairs, own, len(roster)).items()}
+
     def _run_secrets(self, roster: Roster, own: int) -> dict[int, bytes]:
         """Return the secrets with all other nodes, by place."""
         keys = {i: peer.run_key for i, peer in enumerate(roster.peers) if i != own}
@@ -200,3 +210,9 @@ class Member:
         for name in {*self._state} - {*names, "run", "run_seed", "last"}:
             del self._state[name]
         self._state.update(others)
+
+
+def _by_place(pairs: bytes, own: int, nodes: int) -> dict[int, bytes]:
+    """Return the secrets of a node's mask key with those of the others, which stand in a row."""
+    others = (i for i in range(nodes) if i != own)
+    return {i: pairs[at * KEY : (at + 1) * KEY] for at, i in enumerate(others)}

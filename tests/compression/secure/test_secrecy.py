@@ -157,15 +157,16 @@ def test_a_server_that_shows_two_lists_needs_2t_minus_n_colluders(colluding, bot
 
 
 def test_the_seeds_of_dropped_nodes_open_no_sealed_share():
-    """Shares are sealed with run keys; with mask keys n - t dropped nodes' would open."""
+    """Shares are sealed with mask keys and run keys: one of both opens none."""
     group, crypto = Group(4), Masks(True)
     _, roster, server = group.shared()
     own = group.secrets[19]
     sealed = server.sealed_for(19)[:50]
-    (secret,) = crypto.secrets(own["run_seed"], [roster.peers[0].run_key])
+    (run,) = crypto.secrets(own["run_seed"], [roster.peers[0].run_key])
+    first, mask = crypto.secrets(own["mask_seed"], [*roster.peers[0][1:3]])
     bound = sha256(own["binding"]).digest()
-    assert len(crypto.open(secret, bound, (0, 3), sealed)) == 34
-    for secret in crypto.secrets(own["mask_seed"], [*roster.peers[0][1:3]]):
+    assert len(crypto.open(mask + run, bound, (0, 3), sealed)) == 34
+    for secret in (run, mask, mask + mask, mask + first, run + run):
         with pytest.raises(SecureError):
             crypto.open(secret, bound, (0, 3), sealed)
 
