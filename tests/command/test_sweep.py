@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from edgewire.command import job as command_job
 from edgewire.report import table
+from tests import fork_server
 from tests.runs import QUICK, ROOT, history_of, model_bytes, result_of
 
 SMALL = ["algorithm=esgd", "nodes=2", "rounds=5", "engine.workers=1", "batch_size=16"]
@@ -160,7 +161,8 @@ SWEEP = ["-m", "algorithm=esgd", "nodes=2", "rounds=60", "batch_size=16", "seed=
 def undisturbed(tmp_path_factory):
     """The folder of the sweep `SWEEP`."""
     folder = tmp_path_factory.mktemp("undisturbed") / "sweep"
-    assert begin(folder, "", *SWEEP, f"hydra.sweep.dir={folder}").wait(240) == 0
+    fork_server.run([sys.executable, "run.py", *SWEEP, f"hydra.sweep.dir={folder}"],
+                    cwd=ROOT, check=True)  # fmt: skip
     return folder
 
 
@@ -183,9 +185,10 @@ def test_a_killed_sweep_goes_on_with_every_launcher(launcher, undisturbed, tmp_p
         process.poll()
     done = [job for job in "012" if (folder / job / "result.json").exists()]
     assert 0 < len(done) < 3
-    assert begin(folder, mark, f"continue={folder}").wait(120) == 0
+    command = [sys.executable, "run.py", f"continue={folder}"]
+    ended = fork_server.run(command, cwd=ROOT, text=True, check=True)
     if launcher != "submitit_local":  # it writes the output of jobs to files of its own
-        printed = folder.with_suffix(".txt").read_text()
+        printed = ended.stdout + ended.stderr
         assert printed.count("not run again: it has finished") == len(done)
     for job in "012":
         assert len(history_of(folder / job)) == 61
