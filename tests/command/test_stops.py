@@ -181,7 +181,7 @@ def stopped_by(number, place):
     setattr(module, name, called)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize(
     ("place", "words"),

@@ -33,6 +33,7 @@ def test_a_failed_job_is_listed_once_and_does_not_end_the_sweep(command, tmp_pat
         assert result_of(last)["client_updates"] == 6
 
 
+@pytest.mark.system
 def test_a_diverged_job_is_listed_and_kept_and_does_not_stop_the_sweep(command, cli, capsys):
     code, printed, folder = command("-m", *QUICK, "lr=10000,0.1", "stop_on_failure=true")
     assert code == 1
@@ -101,6 +102,7 @@ def test_a_result_of_another_configuration_does_not_count(command, cli):
     assert [result_of(folder / job)["rounds"] for job in "01"] == [2, 2]
 
 
+@pytest.mark.system
 def test_a_damaged_checkpoint_starts_the_job_again(command, cli, broken):
     code, _, folder = command("-m", *SMALL, "seed=0,1")
     assert code == 1
@@ -113,6 +115,7 @@ def test_a_damaged_checkpoint_starts_the_job_again(command, cli, broken):
     assert len(history_of(folder / "1")) == 6
 
 
+@pytest.mark.system
 def test_stop_on_failure_begins_no_further_job(command, cli):
     code, printed, folder = command("-m", *QUICK, "nodes=1,0,2", "stop_on_failure=true")
     assert code == 2

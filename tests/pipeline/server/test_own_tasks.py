@@ -228,7 +228,7 @@ def trained(config):
     return flat, losses
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(  # each task with a cut, and without one or with cuts by costs
     ("task", "cuts"),
     [*((task, cut) for at, task in enumerate(TASKS) for cut in ("[1]", ("[]", "auto")[at % 2])),
@@ -262,7 +262,7 @@ METHODS = [
 ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("task", "method"), [(task, METHODS[at % 3]) for at, task in enumerate(TASKS)]
 )
@@ -276,6 +276,7 @@ def test_every_schedule_learns_and_does_not_depend_on_the_workers(task, method, 
     assert result["loss"] < rows[0]["loss"]
 
 
+@pytest.mark.system
 def test_integers_take_few_bytes_and_inputs_travel_only_for_a_loss_that_needs_them(tmp_path):
     """Of 6 mini-batches of 16 samples, each target passes the server twice."""
     sizes = {}

@@ -53,7 +53,7 @@ def watched(tmp_path_factory):
     return call
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -112,6 +112,7 @@ def test_a_process_for_each_message_gives_the_same_result(tmp_path, words):
     expect_same(one[2], other[2])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("words", [QUICK, SPLIT, LOSSES, (*QUICK, "strategy.conditioned=false")])
 def test_every_byte_is_counted_by_node_and_by_kind(watched, words):
     result, seen, _ = watched(*words)
@@ -137,7 +138,7 @@ def test_which_nodes_receive_labels_and_images(watched):
     assert ["labels" in held[node] for node in range(4)] == [False, False, False, True]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", anywhere("compression"))
 def test_every_compression_carries_activations_and_gradients(tmp_path, name):
     words = [*anywhere("compression")[name], f"compression@gradients={name}"]
