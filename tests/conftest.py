@@ -63,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--most-seconds",
         type=float,
         default=0,
-        help="cases that take more CPU time are listed at the end (0: none)",
+        help="cases without the marker `system` that take more CPU time are listed (0: none)",
     )
 
 
@@ -151,7 +151,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    SPENT[report.nodeid] = getattr(report, "cpu_seconds", 0)
+    if "system" not in report.keywords:
+        SPENT[report.nodeid] = getattr(report, "cpu_seconds", 0)
 
 
 def too_slow(config: pytest.Config) -> dict[str, float]:
