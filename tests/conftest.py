@@ -30,6 +30,7 @@ LONGEST = {  # These files start processes; one of them and another test use two
     "test_client.py",
     "test_killed.py", "test_outside.py", "test_wheel.py", "test_hostile.py", "test_run.py",
     "test_main.py", "test_resume.py", "test_stops.py", "test_deploy.py",
+    "test_secure.py", "test_sweep.py", "test_keep.py", "test_fleet.py",
 }  # fmt: skip
 
 
