@@ -6,7 +6,7 @@ export OMP_NUM_THREADS := 1
 # Where this is set, every process would compile torch and Flower anew, five seconds each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-system check docs-check fuzz bench wheel clean
+.PHONY: run test test-system test-all check docs-check fuzz bench wheel clean
 
 # Without ARGS: what compression costs on a small task. With ARGS: one run, ARGS="algorithm=esgd".
 run: $(VENV)/ready
@@ -23,10 +23,14 @@ test: $(VENV)/ready
 test-system: $(VENV)/ready
 	$(PYTEST) -m system
 
+# Both in one session, whose processes import and collect the tests once.
+test-all: $(VENV)/ready
+	$(PYTEST) --most-seconds 3
+
 check: $(VENV)/ready
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy
+	$(PY) -m mypy --num-workers 2
 
 # Every command in the pages: runs those of the tutorial, checks the others. It takes four minutes.
 docs-check: $(VENV)/ready

@@ -84,7 +84,7 @@ def _own(key: str, node: Any, kind: type[Any]) -> Any:
     others = {str(name): value for name, value in node.items() if name not in names}
     target = others.pop("_target_", None) if key in OWN else None
     given = {name: node[name] for name in names if name in node}
-    needed = [name for name in names if name in declared()[key]]
+    needed = [name for name in names if name in _with_default(key)]
     more = f"{key}._target_= may have more keys"
     more = more if key in OWN else "packages= may register a method that has it"
     expect_keys(f"{key}.", [*given, *({} if target else others)], names, needed, more)
@@ -109,6 +109,13 @@ def _own(key: str, node: Any, kind: type[Any]) -> Any:
         found.own = {"_target_": target, **others} if target else {}
     check_fields(found, f"{key}.")
     return found
+
+
+@functools.cache
+def _with_default(key: str) -> frozenset[str]:
+    """Return the keys of a group that every configuration has."""
+    group = declared()[key]
+    return frozenset(name for name in group if name in group)
 
 
 def literal(node: Any, kept: Callable[[str], object] = lambda _: False) -> Any:

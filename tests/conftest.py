@@ -30,6 +30,7 @@ LONGEST = {  # These files start processes; one of them and another test use two
     "test_client.py",
     "test_killed.py", "test_outside.py", "test_wheel.py", "test_hostile.py", "test_run.py",
     "test_main.py", "test_resume.py", "test_stops.py", "test_deploy.py",
+    "test_secure.py", "test_sweep.py", "test_keep.py", "test_fleet.py",
 }  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--most-seconds",
         type=float,
         default=0,
-        help="cases that take more CPU time are listed at the end (0: none)",
+        help="cases without the marker `system` that take more CPU time are listed (0: none)",
     )
 
 
@@ -151,7 +152,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    SPENT[report.nodeid] = getattr(report, "cpu_seconds", 0)
+    if "system" not in report.keywords:
+        SPENT[report.nodeid] = getattr(report, "cpu_seconds", 0)
 
 
 def too_slow(config: pytest.Config) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgewire.client.training import Trainer
-from edgewire.conf.load import run_config, to_config
+from edgewire.conf.load import load_config, run_config
 from edgewire.machine.job import Job
 from edgewire.simulation.local import run_local
 from edgewire.strategy.run import checkpoint_file, checkpointer
@@ -21,8 +21,8 @@ def local_run(
     folder: Path, *words: str, workers: int = 1, resume: bool = False, **job: Any
 ) -> None:
     """Make a run on the local engine; `job` holds fields of `Job` that differ from the words."""
-    made = composed(*words)
-    config, values = to_config(made), {**run_config(made, str(folder)), "resume": resume}
+    values = {**run_config(composed(*words), str(folder)), "resume": resume}
+    config = load_config(values, nodes=0)  # the run takes it from the same cache
     job = {"seed": config.seed, "network": config.network, **job}
     run_local(Job(ROOT, values, config.nodes, folder, **job), workers=workers)
 

@@ -46,6 +46,7 @@ def ran(tmp_path, *words, **options):
     return result_of(tmp_path), history_of(tmp_path)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("algorithm", ["fedavg", "esgd"])
 def test_a_round_costs_at_most_a_tenth_more_than_the_trained_parameters(algorithm, tmp_path):
     words = [f"algorithm={algorithm}", "compression=none", "downlink=full", "compression.coder=raw"]
@@ -117,6 +118,7 @@ def normed_run(folder, monkeypatch, *words):
     return names, history[-1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words", [[], ["algorithm=esgd"], ["strategy=asynchronous", "strategy.pushes=9"]]
 )

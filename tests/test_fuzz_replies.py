@@ -11,7 +11,7 @@ from tests.fuzzed import CASES, EVERY, fuzz
 FEW = 6  # mutated replies of each case in the tests; all seeds differ, so that all mutations occur
 
 
-@pytest.mark.few(22)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("case", CASES)
 def test_a_mutated_reply_fails_only_its_node(case, pytestconfig):
     replies = pytestconfig.getoption("--replies") or FEW

@@ -77,7 +77,7 @@ def expect_unspoiled(folder, result, weights):
     assert result["accuracy"] > history_of(folder)[0]["accuracy"] + 0.2
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", IN_TURN)
 def test_all_attacks_in_turn_neither_end_a_run_nor_spoil_its_model(strategy, tmp_path):
     rounds = len(ATTACKS) + 5
@@ -116,7 +116,7 @@ HASTY = {name: STEPS[name] for name in list(STEPS)[::2]}
 SCAFFOLD = ["algorithm=fedavg", "local=scaffold", "rounds=10"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("words", "attacks", "least"),
     [([*TOPK, "strategy.mean=median", "strategy.absent=left_out"], TURNED, 0.75),

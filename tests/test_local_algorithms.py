@@ -32,7 +32,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_number_of_workers_changes_no_bit(name, strategy, tmp_path):
@@ -61,7 +61,7 @@ LOSSY = {
 CODED = {"float32": 1e-5, "float16": 2e-3, "int8": 0.06}  # the largest error of the mean
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("strategy", "case", "quantizer"),
     [("flower", "lost", "float32"), *product(["own"], LOSSY, ["float32"]),
@@ -169,6 +169,7 @@ def test_vectors_are_counted_and_compressed_if_asked(tmp_path):
         assert 3 * sent[1] < sent[0] < vectors
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words",
     [

@@ -61,6 +61,7 @@ WRONG = {
 }
 
 
+@pytest.mark.system
 def test_it_runs_in_two_workers_and_a_wrong_use_is_one_line(tmp_path):
     """One process of another folder makes a run, and calls the command with each wrong word."""
     words, folder = written(tmp_path / "own"), tmp_path / "two"

@@ -162,7 +162,7 @@ def words_of(task):
     return [*" ".join(words).split(), name, "nodes=4", "rounds=4", "lr=0.05", "batch_size=16"]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "method",
     [
@@ -234,7 +234,7 @@ WRONG = {
 }
 
 
-@pytest.mark.few(len(WRONG) + 4)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("engine", ["local", "ray", "superlink"])
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_use_is_one_line_before_the_run(case, engine):

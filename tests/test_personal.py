@@ -68,6 +68,7 @@ LOCAL = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("words", LOCAL.values(), ids=LOCAL)
 @pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
 def test_a_node_trains_as_if_the_whole_model_were_its_own(kept, words):
@@ -141,6 +142,7 @@ ALGORITHMS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_only_the_shared_part_is_sent(algorithm, kept, tmp_path):
@@ -188,6 +190,7 @@ HARD = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", HARD)
 def test_a_resumed_run_has_the_nodes_personal_layers(name, tmp_path, monkeypatch):
     words = [*WORDS, *HARD[name], *NODES, "rounds=6"]

@@ -43,6 +43,7 @@ def nodes_of(node, parent=None):
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "words",
     [

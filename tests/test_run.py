@@ -83,7 +83,7 @@ def test_a_run_over_a_link_takes_the_time_that_another_run_states_for_it(command
     assert there["link_seconds_float32"] == stated["link_seconds_float32"]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_learns(command, strategy):
     cut = ["rounds=10", "downlink=full", "lr=0.01"]
@@ -138,6 +138,7 @@ def test_a_folder_of_photos_trains(command, tmp_path):
     assert command(*QUICK, *words, "nodes=3")[0] == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -24,7 +24,7 @@ def words_of(task, *more):
     return [*words, *SMALLER.get(configured(*words).dataset.name, [])]
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("method", COMPRESSIONS)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_trains_with_a_compression_method(task, method, tmp_path):
@@ -39,7 +39,7 @@ def test_a_task_trains_with_a_compression_method(task, method, tmp_path):
         assert math.isfinite(after[name])
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("algorithm", ["fedavg_f2i_steps", "esgd", "fedasync"])
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_runs_with_other_algorithms_and_any_number_of_workers(task, algorithm, tmp_path):

@@ -72,7 +72,7 @@ def start(tmp_path):
     return call
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_message_may_be_served_by_a_new_process(kind, start, request, tmp_path):
     words = [*of("zoo_all"), *KINDS[kind]]
@@ -153,6 +153,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_state_that_cannot_be_sent_gives_one_line_before_the_run(name, cli, monkeypatch, tmp_path):
     build, said = REFUSED[name]

@@ -30,6 +30,7 @@ def ask(identity):
     return call
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize(
     ("group", "harm"),

@@ -69,6 +69,7 @@ def test_the_methods_of_the_default_are_compared(printed, tmp_path):
     assert all(row.rstrip().endswith(" J") for row in rows.values())
 
 
+@pytest.mark.system
 def test_other_methods_another_link_and_a_metric_of_which_less_is_better(printed):
     code, text = printed(
         *QUICK, "task=sensor_table", "dataset.samples=200", "algorithm=fedavg_topk", "network=10/1"
@@ -81,6 +82,7 @@ def test_other_methods_another_link_and_a_metric_of_which_less_is_better(printed
     assert re.search(r"fedavg_topk +\S.* [+-][\d.]+ ± \S+: ", text)
 
 
+@pytest.mark.system
 def test_a_method_that_fails_is_named_and_the_others_are_shown(printed):
     code, text = printed(*QUICK, "algorithm=esgd", "local_steps=2")
     assert code == 1
@@ -88,6 +90,7 @@ def test_a_method_that_fails_is_named_and_the_others_are_shown(printed):
     assert re.search(r"uncompressed \(fedavg\) +\d", text)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -148,6 +151,7 @@ def test_a_saved_configuration_is_no_task(printed, tmp_path):
     assert (code, "no task" in text or "saved configuration" in text) == (2, True)
 
 
+@pytest.mark.system
 def test_an_own_task_gets_the_rates_that_are_searched_for_it(printed, own, tmp_path):
     quick = ["seed=0", "nodes=2", "dataset.samples=100", "engine.workers=1", "rounds=1"]
     code, text = printed(*own, *quick, "algorithm=edgewire")

@@ -179,12 +179,14 @@ def expect_line(words, said, command, cli):
     assert said in line
 
 
+@pytest.mark.few(33)
 @pytest.mark.parametrize(("words", "said"), BAD)
 def test_a_mistake_ends_in_one_line_and_exit_code_2(words, said, command, cli, monkeypatch):
     monkeypatch.setattr(job, "check_targets", lambda config: pytest.fail("it imports torch"))
     expect_line(words, said, command, cli)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(("words", "said"), LATER)
 def test_a_mistake_that_needs_torch_ends_in_one_line(
     words, said, command, cli, monkeypatch, tmp_path

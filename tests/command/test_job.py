@@ -19,6 +19,7 @@ def test_updates_that_are_not_finite_are_left_out_counted_and_named(command, alg
     assert result_of(folder)["stopped"].startswith("no update could be used ")
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Flower's FedAdam warns
 @pytest.mark.parametrize(
     "words",
@@ -38,6 +39,7 @@ def test_a_diverged_run_names_a_remedy(command, words):
     assert result_of(folder)["diverged"] is True
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("words", "ignored"),
     [

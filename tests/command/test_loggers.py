@@ -89,6 +89,7 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_each_tool(cli, store, broken, 
     assert [step for step, _ in shown["bytes/uplink_bytes"]] == steps
 
 
+@pytest.mark.system
 def test_the_jobs_of_a_sweep_are_named_after_it(command):
     code, _, folder = command("-m", *QUICK, "logger=csv", "seed=0,1")
     assert code == 0
@@ -122,6 +123,7 @@ class Lines(Logger):
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words",
     [

@@ -267,6 +267,7 @@ def test_the_folder_of_a_run_is_given_without_quotes():
         sweep(**{"continue": Path("/no where")})
 
 
+@pytest.mark.system
 def test_a_folder_with_choices_of_the_users_own(tmp_path):
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     file = tmp_path / "conf" / "experiment" / "short.yaml"
@@ -344,6 +345,7 @@ RUNS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", RUNS)
 def test_every_global_state_is_as_before(case, trained, folder, monkeypatch):
     make, words = RUNS[case]

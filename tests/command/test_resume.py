@@ -71,6 +71,7 @@ def table(tmp_path, monkeypatch):
 TABLE = ["dataset=csv", "dataset.root=t.csv", "model=table_mlp", "model.columns=2"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("words", [[], ["dataset.root=../b/t"]])
 def test_a_run_is_resumed_from_another_folder(cli, stop, table, tmp_path, monkeypatch, words):
     """Relative paths are those of the run's start; an override names files that have moved."""

@@ -54,6 +54,7 @@ def files_below(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("words", "lock"), [([], LOCK), (["-m", "seed=1,2"], SWEEP_LOCK)])
 def test_a_refused_command_writes_nothing(words, lock, command, cli):
     code, _, folder = command(*words, *QUICK)

@@ -178,6 +178,7 @@ def test_a_goal_that_no_method_reaches_has_its_own_exit_code(printed):
     assert re.search(r"the goal is not reached: the best is \S+ % \(\S+\)", text)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("limit", "code"), [pytest.param("999", 0, marks=pytest.mark.system), ("1e-9", 3)]
 )

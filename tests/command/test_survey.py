@@ -22,6 +22,7 @@ def root(tmp_path_factory):
     return f"dataset.root={file}"
 
 
+@pytest.mark.system
 def test_a_run_with_a_survey(command, root):
     words = ["dataset.columns=survey", "objective.class_weights=balanced"]
     code, said, folder = command(*WORDS, root, *words)

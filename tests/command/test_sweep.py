@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from edgewire.command import job as command_job
 from edgewire.report import table
+from tests import fork_server
 from tests.runs import QUICK, ROOT, history_of, model_bytes, result_of
 
 SMALL = ["algorithm=esgd", "nodes=2", "rounds=5", "engine.workers=1", "batch_size=16"]
@@ -32,6 +33,7 @@ def test_a_failed_job_is_listed_once_and_does_not_end_the_sweep(command, tmp_pat
         assert result_of(last)["client_updates"] == 6
 
 
+@pytest.mark.system
 def test_a_diverged_job_is_listed_and_kept_and_does_not_stop_the_sweep(command, cli, capsys):
     code, printed, folder = command("-m", *QUICK, "lr=10000,0.1", "stop_on_failure=true")
     assert code == 1
@@ -100,6 +102,7 @@ def test_a_result_of_another_configuration_does_not_count(command, cli):
     assert [result_of(folder / job)["rounds"] for job in "01"] == [2, 2]
 
 
+@pytest.mark.system
 def test_a_damaged_checkpoint_starts_the_job_again(command, cli, broken):
     code, _, folder = command("-m", *SMALL, "seed=0,1")
     assert code == 1
@@ -112,6 +115,7 @@ def test_a_damaged_checkpoint_starts_the_job_again(command, cli, broken):
     assert len(history_of(folder / "1")) == 6
 
 
+@pytest.mark.system
 def test_stop_on_failure_begins_no_further_job(command, cli):
     code, printed, folder = command("-m", *QUICK, "nodes=1,0,2", "stop_on_failure=true")
     assert code == 2
@@ -160,7 +164,8 @@ SWEEP = ["-m", "algorithm=esgd", "nodes=2", "rounds=60", "batch_size=16", "seed=
 def undisturbed(tmp_path_factory):
     """The folder of the sweep `SWEEP`."""
     folder = tmp_path_factory.mktemp("undisturbed") / "sweep"
-    assert begin(folder, "", *SWEEP, f"hydra.sweep.dir={folder}").wait(240) == 0
+    fork_server.run([sys.executable, "run.py", *SWEEP, f"hydra.sweep.dir={folder}"],
+                    cwd=ROOT, check=True)  # fmt: skip
     return folder
 
 
@@ -183,9 +188,10 @@ def test_a_killed_sweep_goes_on_with_every_launcher(launcher, undisturbed, tmp_p
         process.poll()
     done = [job for job in "012" if (folder / job / "result.json").exists()]
     assert 0 < len(done) < 3
-    assert begin(folder, mark, f"continue={folder}").wait(120) == 0
+    command = [sys.executable, "run.py", f"continue={folder}"]
+    ended = fork_server.run(command, cwd=ROOT, text=True, check=True)
     if launcher != "submitit_local":  # it writes the output of jobs to files of its own
-        printed = folder.with_suffix(".txt").read_text()
+        printed = ended.stdout + ended.stderr
         assert printed.count("not run again: it has finished") == len(done)
     for job in "012":
         assert len(history_of(folder / job)) == 61

@@ -99,6 +99,7 @@ def test_values_that_are_not_finite_are_refused(sparsifier, quantizer, coder, le
             codec.encode(update, lenet)
 
 
+@pytest.mark.few(90)
 @every_combination
 def test_a_payload_depends_on_its_arguments_only(
     sparsifier, quantizer, coder, mixed, make_layout, update_for

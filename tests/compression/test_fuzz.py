@@ -166,6 +166,7 @@ def check(payload, layout, before, own, context) -> bool:
     return accepted
 
 
+@pytest.mark.few(71)
 @pytest.mark.parametrize("target", TARGETS, ids="-".join)
 def test_damaged_payloads(target, payloads, pytestconfig):
     count = -(-pytestconfig.getoption("--mutations") // len(TARGETS))

@@ -106,6 +106,7 @@ def test_zstd_windows_that_the_stream_does_not_need(craft, refused, log):
     refused(greedy, "broken zstd frame")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("declared", [False, True])
 @pytest.mark.parametrize("window_log", [10, 20, 27, "zlib"])
 def test_bombs(craft, refused, declared, window_log):
@@ -319,7 +320,7 @@ def added(payload, layout):
     add_at(total, update.indices, update.values)
 
 
-@pytest.mark.few(70)
+@pytest.mark.few(24)
 @pytest.mark.parametrize("selection", SELECTIONS)
 @pytest.mark.parametrize(
     "target", list(product(methods("quantizer"), methods("coder"))), ids="-".join

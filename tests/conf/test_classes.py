@@ -72,6 +72,7 @@ def test_a_submitted_run_may_use_the_listed_sources_below_the_data_folder(tmp_pa
             load(submitted(words))
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize(("group", "node"), BAD_GROUPS)
 def test_values_within_a_group_are_checked_too(bait, group, node):
     # A node checks a partition only when it makes one, because it may have its own images.

@@ -37,6 +37,7 @@ def chosen(group, choice):
     return sorted([*words, f"{group}={choice}"])
 
 
+@pytest.mark.few(71)
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_choice_composes_and_has_a_description(group, choice):
     words = chosen(group, choice)
@@ -89,6 +90,7 @@ NO_KEYS = ["+nonsense=3", "++nonsense=3", "+model.nonsense=3", "+defaults=[{hydr
 NO_KEYS += [f"+{group}.nonsense={value}" for group in GROUPS_OF_VALUES for value in (1, "{a:1}")]
 
 
+@pytest.mark.few(19)
 @pytest.mark.parametrize("word", NO_KEYS)
 @pytest.mark.parametrize("way", ["own", "submitted"])
 def test_an_undeclared_key_is_refused_wherever_it_is_added(word, way):
@@ -172,6 +174,7 @@ def test_folds_take_each_training_sample_once():
     assert len({*samples} & {image.numpy().tobytes() for image in held[4]}) > len(held[4]) - 20
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("group", ["compression", "downlink"])
 def test_another_choice_replaces_all_of_the_preset_s(group):
     for name in choices(group)[::5]:

@@ -22,7 +22,7 @@ def values_of(key, text):
     return list(word.sweep_string_iterator()) if word.is_sweep_override() else [text]
 
 
-@pytest.mark.few(13)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "name",
     [

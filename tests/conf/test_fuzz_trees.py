@@ -148,6 +148,7 @@ def called(monkeypatch):
         OmegaConf.register_new_resolver(name, resolve, replace=True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["config", "overrides"])
 def test_no_text_of_another_machine_is_evaluated(way, called, caplog, monkeypatch, pytestconfig):
     hydras, accepted = load.compose_config, 0

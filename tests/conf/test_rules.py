@@ -155,6 +155,7 @@ REFUSED = [  # overrides, and a part of the error
 ]  # fmt: skip
 
 
+@pytest.mark.few(41)
 @pytest.mark.parametrize(("words", "part"), REFUSED)
 def test_options_that_exclude_each_other_are_refused_in_one_line(words, part):
     with pytest.raises(ConfigError) as caught:

@@ -100,6 +100,7 @@ def ran(folder):
     return [" ".join(word for word in job if not word.startswith(common)) for job in words]
 
 
+@pytest.mark.system
 def test_an_experiment_of_two_cases_and_two_seeds(sweep):
     code, error, folder = sweep()
     assert (code, error) == (0, "")

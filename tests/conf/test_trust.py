@@ -217,6 +217,7 @@ def test_local_overrides_may_read_the_environment(secret):
     assert to_config(made).device == HIDDEN
 
 
+@pytest.mark.system
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.sampled_from(["$", "{", "}", "\\", "${", "lr", ":", "oc.env:", SECRET, "'", "x"]))
@@ -258,6 +259,7 @@ def test_packages_of_the_node_and_its_environment_are_both_allowed(monkeypatch):
 # Overrides.
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize("word", WORDS)
 def test_overrides_that_reach_for_the_machine_give_one_line(bait, asked, word):
     for text in (word, word.replace("oc.env:SECRET", "spy:x")):

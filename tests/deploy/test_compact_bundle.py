@@ -144,6 +144,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_small_bundle_costs_little_whatever_it_declares(bomb):
     bundle = BOMBS[bomb]()

@@ -59,6 +59,7 @@ def test_a_failed_run_gives_one_line(server, command, tmp_path, monkeypatch):
     assert not (folder / "result.json").exists()
 
 
+@pytest.mark.system
 def test_without_test_photos_accuracy_is_not_measured(server, command, tmp_path):
     """Without test photos at the server, accuracy is null and no node is asked to evaluate."""
     write_photos(tmp_path / "photos")

@@ -37,7 +37,7 @@ def expected(count):
         yield number + 1, float(total.sum())
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("part", range(3))
 def test_a_node_killed_at_every_point_continues(part, compact, fab, tmp_path, monkeypatch):
@@ -95,7 +95,7 @@ class Restarted:
             self._start()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("point", "deaths", "code"),
     [

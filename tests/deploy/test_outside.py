@@ -139,6 +139,7 @@ def test_a_large_request_without_a_registered_key_is_not_read(world, path, said)
     assert status in {400, 401, 411, 413}
 
 
+@pytest.mark.system
 def test_a_node_with_a_registered_key_gets_the_model(world):
     """A registered node gets the model, so the refused requests above ask for real data."""
     found = b""

@@ -11,7 +11,7 @@ from tests.deploy.processes import eventually
 from tests.proxied import EXCEPTIONS, dead_proxies
 from tests.system.fault_field import Field, TheRun
 
-WORDS = ["algorithm=esgd", "rounds=60", "eval_every=60", "checkpoint_every=5", "batch_size=16"]
+WORDS = ["algorithm=esgd", "rounds=30", "eval_every=30", "checkpoint_every=5", "batch_size=16"]
 
 
 class Proxied(Field):
@@ -44,7 +44,7 @@ def ended(cli, monkeypatch):
 
 
 def kill_server(field, run):
-    eventually(lambda: run.rounds > 20)
+    eventually(lambda: run.rounds > 10)
     field.server.kill()
     field.server.wait()
 
@@ -84,7 +84,7 @@ def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(
         assert field.server.wait(20) == -signal.SIGTERM
         assert "Traceback" not in (field.folder / "server.log").read_text()
     result = run.result()
-    assert (result["ended"], result["failures"], result["client_updates"]) == ("finished", 0, 120)
+    assert (result["ended"], result["failures"], result["client_updates"]) == ("finished", 0, 60)
     model = "model.safetensors"
     assert (run.folder / model).read_bytes() == (local / model).read_bytes()
     assert said.count("the state goes back to its checkpoint") <= 1

@@ -78,6 +78,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("text", "says"), WRONG, ids=[text for text, _ in WRONG])
 def test_a_wrong_command_is_an_error_with_page_and_line(text, says, tmp_path):
     page = tmp_path / "page.md"
@@ -94,6 +95,7 @@ def test_an_open_quote_and_wrong_syntax_are_errors(tmp_path):
     assert [re.match(rf"{page}:(\d+): ", line)[1] for line in check_page(page)] == ["2", "6"]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "text",
     [

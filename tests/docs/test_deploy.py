@@ -30,6 +30,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.system
 def test_photos_on_devices_train_a_model(place, command):
     make_server, make_nodes, serve, register = commands("The server")
     node, run = commands("Photos")

@@ -8,6 +8,7 @@ import pytest
 PAGE = Path(__file__).parents[2] / "docs" / "sweeps.md"
 
 
+@pytest.mark.system
 def test_the_search_with_optuna_runs(tmp_path, monkeypatch, capsys):
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)

@@ -38,7 +38,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", range(len(COMMANDS)))
 def test_the_commands_train_the_page_s_model(number, folder):
     command = COMMANDS[number].replace("\\\n", " ").replace("FOLDER", str(folder))

@@ -12,6 +12,7 @@ import pytest
 from edgewire.engines import keep
 from edgewire.machine.job import CHECKPOINT
 from edgewire.strategy.run import checkpoint_file
+from tests import fork_server
 from tests.deploy.processes import eventually
 
 # Each attempt takes the next of the given steps: (exit code, rows to add, files to leave).
@@ -102,7 +103,7 @@ def test_words_can_be_in_a_file_as_in_a_shell(attempts, tmp_path, capsys):
 def test_a_run_whose_command_is_killed_ends_as_an_undisturbed_one(tmp_path):
     words = ["rounds=12", "checkpoint_every=1", "algorithm=edgewire", "nodes=4", "seed=3"]
     plain = [sys.executable, str(keep.RUN), *words, f"hydra.run.dir={tmp_path / 'plain'}"]
-    subprocess.run(plain, check=True, capture_output=True)
+    fork_server.run(plain, check=True)
     folder = tmp_path / "kept"
     command = [sys.executable, "-m", "edgewire.engines.keep", str(folder), "--", *words]
     kept = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -18,6 +18,7 @@ NOBODY = (
 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -35,6 +36,7 @@ def test_a_user_without_a_home_folder_gets_no_traceback(words, tmp_path):
     assert "this check failed" not in done.stdout
 
 
+@pytest.mark.system
 def test_a_character_that_cannot_be_printed_is_replaced(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "edgewire.deploy.keys", "--keys", str(tmp_path / "\u0416"),

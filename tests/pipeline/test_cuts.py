@@ -8,6 +8,7 @@ import pytest
 from tests.strategy.cut import QUICK, run
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -76,6 +77,7 @@ def test_the_derivative_of_a_loss_takes_the_classes_of_whole_numbers(whole_numbe
     assert result["accuracy"] > 0.9
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("conditioned", ["true", "false"])
 def test_modules_without_labels_are_named_once(
     whole_numbers, conditioned, tmp_path, caplog, monkeypatch

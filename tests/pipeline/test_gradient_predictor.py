@@ -38,6 +38,7 @@ def test_a_gradient_of_loss_is_the_derivative_of_the_local_loss(shape, classes, 
     assert not predicted.requires_grad
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("classes", [0, 10])
 @pytest.mark.parametrize("shape", [(8,), (2, 3, 3)])
 @pytest.mark.parametrize("form", sorted(FORMS))

@@ -27,6 +27,7 @@ def test_layers_are_counted_as_papers_count_them(name, count):
     assert sum(len(layer.modules) for layer in layers) == len(modules)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["four_layers", "eight_layers_plain", "vgg16", "vgg16_plain"])
 @pytest.mark.parametrize("training", [True, False])
 def test_segments_in_sequence_equal_the_model(name, training):

@@ -53,7 +53,7 @@ def links():
     yield Network(up_mbps=3.0, down_mbps=20.0, server_mbps=5.0, latency_ms=10)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("number", range(3))
 def test_the_estimate_equals_a_run_on_the_virtual_clock(preset, number, plain, tmp_path):

@@ -42,6 +42,7 @@ def failing(tmp_path, monkeypatch, caplog):
     return tmp_path / "run"
 
 
+@pytest.mark.system
 def test_a_node_has_one_number_and_one_name(failing, caplog, capsys):
     name = "node 2 (bob)"
     logged = [record.getMessage() for record in caplog.get_records("setup")]

@@ -99,7 +99,7 @@ def test_a_pull_whose_deadline_is_past_gets_what_has_arrived(grid):
     assert g.virtual_seconds == 3.0
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("loss", [0.0, 0.5, 1 - 1e-9])
 @pytest.mark.parametrize("timeout", [5.0, None])
 def test_lost_late_and_fetched_replies_are_forgotten(grid, timeout, loss):

@@ -114,7 +114,7 @@ def serve(words, grid, state=None, save_at=None, stop_at=None, back=(), at_save=
     return scheme, saved, server.newest
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("keeps", [True, False], ids=["memories kept", "memories lost"])
 @pytest.mark.parametrize("name", RUNS)
 def test_a_new_run_continues_with_nodes_that_are_ahead(name, keeps):
@@ -136,7 +136,7 @@ def test_a_new_run_continues_with_nodes_that_are_ahead(name, keeps):
         assert np.abs(np.frombuffer(last, np.float32) - model).max() < 1
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["steps down", "momentum", "deltas", "over a link"])
 def test_with_nodes_in_the_saved_state_the_run_ends_as_if_never_stopped(name):
     words = [*SMALL, *RUNS[name]]

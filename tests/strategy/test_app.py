@@ -63,6 +63,7 @@ def refused_with(status):
     return httpx.HTTPStatusError("no", request=response.request, response=response)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("raised", "ended"),
     [

@@ -33,6 +33,7 @@ LIKE = [  # policy, codec, network, options of the server
 ]  # fmt: skip
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(("policy", "codec", "network", "options"), LIKE)
 def test_the_server_equals_an_event_loop(policy, codec, network, options):
     federation = Federation(Trainer(steps=at_once, **CODECS[codec]), network, seed=3)

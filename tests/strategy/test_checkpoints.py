@@ -35,14 +35,14 @@ def words_of(preset):
     return [*words, *short]
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(2)
 # A resumed run of `fedavg_secure` has new keys, so it has more bytes: tests/strategy/secure.
 @pytest.mark.parametrize("preset", sorted({*choices("algorithm")} - {"fedavg_secure"}))
 def test_every_preset_resumes_bit_for_bit(goes_on, preset):
     goes_on(words_of(preset))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", sorted({*choices("strategy")} - OURS))
 def test_every_flower_strategy_resumes_bit_for_bit(goes_on, strategy):
     words = ["algorithm=fedavg", f"strategy={strategy}", *SMALL, *ROUNDS, "downlink=f2i"]
@@ -93,7 +93,7 @@ HARD = {
 WORKERS = [(2, 2), (2, 1), (1, 3)]  # numbers before and after the stop
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "workers"), list(zip(HARD, WORKERS * 3, strict=False)))
 def test_faulty_networks_resume_for_any_number_of_workers(goes_on, name, workers):
     goes_on(HARD[name], workers)

@@ -33,6 +33,7 @@ def run(folder, words, given):
     return model, {key: result[key] for key in result if key not in of_bytes}, beside
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_is_the_same_with_fewer_bytes(kind, tmp_path):
     *plain, sent = run(tmp_path / "plain", KINDS[kind], "false")

@@ -111,6 +111,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("uplink", "network", "how"),
     [

@@ -170,6 +170,7 @@ def test_a_slow_device_keeps_its_density():
     assert made[-1][0].density_factor == 1
 
 
+@pytest.mark.system
 def test_a_fast_node_sends_finer_values(tmp_path):
     """A node has few examples and a fast link, so it soon sends all bits that the plan allows."""
     words = [*MIXED, *WITHOUT_DELAYS, *DEADLINE]
@@ -183,6 +184,7 @@ def test_a_fast_node_sends_finer_values(tmp_path):
     assert (sent[1][-1] > 1.2 * sent[0][-1]).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_rounds_of_a_run_last_as_long_as_the_deadline(tmp_path, accumulate):
     words = [f"local.accumulate={accumulate}", "strategy.deadline=2"]

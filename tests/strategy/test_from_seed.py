@@ -113,6 +113,7 @@ def test_a_server_that_resumes_sends_the_whole_model():
     assert federation.seen[1, 3] == {"model"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -120,6 +120,7 @@ def test_a_plateau_goes_by_the_direction_of_the_metric_and_not_by_its_sign(value
         assert found == pytest.approx(rate)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("metric", "mode"), [("train_loss", "min"), ("score", "max")])
 def test_a_plateau_is_that_of_torch_in_the_direction_of_its_metric(metric, mode):
     values = [5, 4, 4 * (1 - 5e-5), 4 * (1 - 2e-4), 3.9, 3.9, 4.2, 3.9, 3.9, 3.9]

@@ -96,7 +96,7 @@ def weights_and_acks(strategy):
     return state.weights, acks
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("codec", [PLAIN, KEEPS], ids=["plain", "with a residual"])
 @pytest.mark.parametrize("kind", ["own", "own, weighted", "flower"])
 @given(

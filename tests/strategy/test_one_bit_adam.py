@@ -32,6 +32,7 @@ def test_nodes_that_get_the_whole_model_send_momenta_too(tmp_path, momenta):
     assert momenta == [number for number in range(1, 51) for _ in range(2)]
 
 
+@pytest.mark.system
 def test_lost_momenta_are_not_sent_twice(tmp_path):
     losses = {}
     for loss in (0, 0.3):

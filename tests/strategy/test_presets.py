@@ -109,7 +109,7 @@ def sgd(tmp_path_factory):
     return reference
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [name for name in PRESETS if name not in ADAPTIVE])
 def test_a_preset_that_sends_every_entry_is_sgd(name, sgd, tmp_path):
     gradients = ["strategy.update=gradient", "optimizer=none", "strategy.weighted_by_key=null"]
@@ -122,6 +122,7 @@ def test_a_preset_that_sends_every_entry_is_sgd(name, sgd, tmp_path):
     assert reference["sparsity"] == 0
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", DELTAS)
 def test_a_preset_that_sends_every_entry_has_the_deltas_of_sgd(name, sgd, tmp_path):
     deltas = ["strategy.update=delta", "optimizer=sgd", "local_steps=3"]

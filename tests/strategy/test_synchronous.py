@@ -120,6 +120,7 @@ def test_a_deltas_rate_is_the_server_lr():
     assert not np.array_equal(one.models[1], by_hand([ALL], lr=9.0)[1])
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("optimizer", [SGD, MOMENTUM, ADAM], ids=lambda o: o["_target_"][16:])
 @pytest.mark.parametrize("downlink", DOWNLINKS)
 @pytest.mark.parametrize("share", [0.5, 1.0])

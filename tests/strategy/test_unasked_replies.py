@@ -32,7 +32,7 @@ def failed(reply):
     return Message(Error(3, "x"), reply_to=Message(RecordDict(), 1, "train"))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("another", [copy.deepcopy, unknown, failed])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_goes_on_and_counts_them(kind, another, tmp_path, monkeypatch):

@@ -52,7 +52,7 @@ def test_a_choice_sets_a_name_and_the_training_options_that_suit_its_model():
         assert set(found) <= {"name", "lr", "momentum", "batch_size"}
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_forward_and_backward_at_3x32x32(name):
     module = build_model(name, channels=3, size=32, classes=10)
@@ -88,7 +88,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(7)
 @pytest.mark.parametrize(("name", "channels", "size"), SIZES)
 def test_images_of_other_sizes(name, channels, size):
     module = build_model(name, channels=channels, size=size, classes=7)
@@ -96,6 +96,7 @@ def test_images_of_other_sizes(name, channels, size):
         assert module.eval()(torch.randn(2, channels, size, size)).shape == (2, 7)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_images_that_are_too_small_are_refused(name):
     smallest = SMALLEST.get(name, 1)

@@ -160,6 +160,7 @@ def sets(har, words, tmp_path):
     return {name: tmp_path / each for name, each in folders.items()}
 
 
+@pytest.mark.system
 def test_the_pages_options_train_a_model(sets, tmp_path):
     options = options_on_the_page()
     assert options.keys() == sets.keys()

@@ -29,6 +29,7 @@ def tensors_of(data):
             for each in leaves(part)]  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SYNTHETIC)
 def test_samples_depend_on_the_datasets_seed_alone(name):
     torch.manual_seed(1)
@@ -54,6 +55,7 @@ def test_splits_have_all_classes_and_share_no_sample(name):
     assert not train & test
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("value", ["0", "-3", "1", "2", "1.5"])
 @pytest.mark.parametrize("name", SYNTHETIC)
 def test_a_wrong_number_of_anything_is_one_line(name, value):

@@ -68,7 +68,7 @@ def app_with(mod, given):
     return moving(train, mod)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [*((name, False) for name in CODECS), ("topk-int8", True), ("sign", True), ("esgd", True)],

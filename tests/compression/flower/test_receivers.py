@@ -82,6 +82,7 @@ VARIANTS = [
 STAGES = ("sparsifier", "quantizer", "coder")
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize(
     ("stage", "name", "more"),
     [*((stage, name, {}) for stage in STAGES for name in names(stage)),
@@ -138,6 +139,7 @@ RUNS = {  # a run's overrides, and a part of the error; "" if the run is right
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("words", RUNS)
 def test_a_run_is_checked_in_the_same_way(words):
     config = to_config(compose_config(words.split()))

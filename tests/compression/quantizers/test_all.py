@@ -50,6 +50,7 @@ VALUES = {
 }
 
 
+@pytest.mark.few(121)
 @every_quantizer
 @pytest.mark.parametrize("name", VALUES)
 def test_errors_stay_within_the_bound(quantizer, name):

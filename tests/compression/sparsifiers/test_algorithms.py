@@ -436,6 +436,7 @@ RUNS = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", RUNS)
 def test_both_directions_have_a_warm_up(kind, tmp_path):
     """Nodes and server send ten times as many entries in the first two rounds."""

@@ -287,6 +287,7 @@ CALLS = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", ["lost", 503])
 @pytest.mark.parametrize("bundled", [False, True])
 def test_any_call_may_fail(bundled, fault, world):
@@ -473,6 +474,7 @@ def test_a_node_is_in_the_app_while_the_app_runs_and_not_after_an_error(world, m
     assert seen == [True, True]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_the_next_message_works_whatever_file_is_damaged(kind, world, fab, caplog):
     w = world(bundled=True)

@@ -454,6 +454,7 @@ def expect_whole(node, at_least, caplog):
     return number
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fresh", [True, False])
 def test_a_node_killed_at_any_write_has_a_whole_state(fresh, node, caplog):
     number = -1
@@ -466,6 +467,7 @@ def test_a_node_killed_at_any_write_has_a_whole_state(fresh, node, caplog):
     assert number > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("handled", [True, False])
 def test_a_node_ended_at_any_moment_has_a_whole_state(handled, node, caplog):
     number, draw = -1, random.Random(1)

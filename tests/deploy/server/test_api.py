@@ -165,6 +165,7 @@ TREES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", TREES)
 @pytest.mark.parametrize("flowers", [False, True])
 def test_an_announced_tree_delays_no_other_reply(server, kind, flowers):
@@ -267,6 +268,7 @@ def test_a_node_sends_two_replies_at_a_time(server):
     assert node.post("push", signed.ljust(400, b"\0")).status_code == 400
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("slow", ["store_message_and_object_tree", "get_message_res"])
 def test_no_reply_is_lost_while_server_and_nodes_call_at_once(server, slow, monkeypatch):
     """Replies arrive at any moment of a pull, whole or object by object: each is handed out whole.

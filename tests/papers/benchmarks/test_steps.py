@@ -39,6 +39,7 @@ def trained(words: list[str]) -> np.ndarray:
     return models[0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("algorithm", steps.ALGORITHMS)
 def test_both_make_the_same_model(algorithm: str) -> None:
     configure_process()  # one torch thread, or the sums of the two programs may differ

@@ -59,6 +59,7 @@ def test_the_page_of_a_share_is_that_of_an_accuracy_with_another_name(root):
     assert main(["--check"], root) == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("metric", "factor", "verdict"),
     [

@@ -100,6 +100,7 @@ def joined(stages):
     }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("cuts", [(), (1,), (2,), (1, 3), (1, 2, 3)])
 @pytest.mark.parametrize("name", ["four_layers", "four_layers_plain"])
 def test_with_true_gradients_training_is_backpropagation_bit_for_bit(name, cuts):
@@ -255,6 +256,7 @@ def test_values_that_are_not_finite_are_refused_and_the_segment_stays(spoiled, m
     expect_same(stage.beside(), beside)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
 def test_a_device_with_its_own_memory_trains_the_same_stages(algorithm, tmp_path, monkeypatch):
     words = [f"algorithm={algorithm}", "rounds=12", "eval_every=6"]

@@ -22,7 +22,7 @@ LABELS = pack_targets([np.zeros((1, 64))], [TargetTensor(below=10)])
 PLAIN = make_codec(coder="raw")  # as in the preset with compression=none
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("change", "node"),
     [
@@ -50,7 +50,7 @@ def test_only_the_first_node_may_send_labels(tmp_path, caplog):
     assert "segment 1: the reply holds 'labels', which was not asked for" in caplog.text
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [1e25, 1e18, 1e12])
 @pytest.mark.parametrize("what", ["gradients", "output"])
 def test_a_segment_can_be_copied_after_huge_values(tmp_path, size, what):
@@ -102,6 +102,7 @@ def test_a_diverging_run_reports_it(tmp_path):
     assert json.loads((tmp_path / "result.json").read_text())["diverged"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("words", "fourth"), [(QUICK, 4), (SPLIT, 7)])
 def test_a_record_is_made_although_its_mini_batch_was_lost(tmp_path, words, fourth):
     """The history gets the row of a mini-batch even if later segments never received its data."""
@@ -113,7 +114,7 @@ def test_a_record_is_made_although_its_mini_batch_was_lost(tmp_path, words, four
     assert seconds[1] - seconds[0] < 0.7 * (seconds[2] - seconds[0])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("change", "said"),
     [

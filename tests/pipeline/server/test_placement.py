@@ -10,6 +10,7 @@ from edgewire.compression.base import PayloadError
 from tests.strategy.cut import PIPED, QUICK, SPLIT, run
 
 
+@pytest.mark.system
 def test_crashed_nodes_come_back_and_get_their_segment_again(tmp_path, caplog):
     words = ("network.crash=0.1", "network.rejoin_seconds=3", "timeout=2", "rounds=16")
     result, _, _ = run(tmp_path, *QUICK, *words, "eval_every=8")

@@ -9,6 +9,7 @@ import edgewire.client.app
 from tests.strategy.cut import AHEAD, QUICK, SPLIT, run
 
 
+@pytest.mark.system
 def test_with_messages_ahead_a_copy_is_of_the_requested_mini_batch(tmp_path):
     often = run(tmp_path / "1", *AHEAD, "eval_every=1")[1]
     seldom = run(tmp_path / "4", *AHEAD, "eval_every=4")[1]

@@ -53,7 +53,7 @@ def watched(tmp_path_factory):
     return call
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -112,6 +112,7 @@ def test_a_process_for_each_message_gives_the_same_result(tmp_path, words):
     expect_same(one[2], other[2])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("words", [QUICK, SPLIT, LOSSES, (*QUICK, "strategy.conditioned=false")])
 def test_every_byte_is_counted_by_node_and_by_kind(watched, words):
     result, seen, _ = watched(*words)
@@ -137,14 +138,14 @@ def test_which_nodes_receive_labels_and_images(watched):
     assert ["labels" in held[node] for node in range(4)] == [False, False, False, True]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", anywhere("compression"))
 def test_every_compression_carries_activations_and_gradients(tmp_path, name):
-    words = [*anywhere("compression")[name], f"compression@gradients={name}", "rounds=4"]
+    words = [*anywhere("compression")[name], f"compression@gradients={name}"]
     words += [word.replace("compression.", "gradients.") for word in words if "coder" in word]
-    result, _, _ = run(tmp_path, *QUICK, *words)
+    result, _, _ = run(tmp_path, *QUICK, *words, "rounds=2", "eval_every=2")
     assert result["failures"] == 0
-    assert result["client_updates"] == 16
+    assert result["client_updates"] == 8
     if name not in ("none", "powersgd"):
         assert result["uplink_bytes"] < result["uplink_bytes_float32"]
 

@@ -171,7 +171,7 @@ ODD = {
 }  # fmt: skip
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", ODD)
 def test_odd_runs_have_a_report(case, tmp_path, quick):
     rows, result = ODD[case]

@@ -60,7 +60,7 @@ def plain(monkeypatch, capfd, tmp_path_factory, cache={}):  # noqa: B006
     return get
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_the_two_lines_change_only_the_bytes(name, way, plain, tmp_path, monkeypatch, capfd):
@@ -85,6 +85,7 @@ def test_the_two_lines_change_only_the_bytes(name, way, plain, tmp_path, monkeyp
         assert before["down"] / after["down"] > FEWER["down"][way]
 
 
+@pytest.mark.system
 def test_a_run_continues_from_its_saved_model_and_log(tmp_path, monkeypatch, capfd):
     """The strategy restores its own files; nodes start without a state and get the whole model."""
     app = compressed_copy(APPS / "advanced_pytorch", tmp_path, WAYS["topk"])

@@ -23,6 +23,7 @@ from tests.simulation.any_app.apps import (
 )
 
 
+@pytest.mark.system
 def test_flowers_quickstart_is_the_same_for_any_number_of_workers(tmp_path, monkeypatch, capfd):
     """The summary counts whole models: in messages to nodes, and in replies to training."""
     nodes, words = 2, "num-server-rounds=1 fraction-evaluate=1.0"
@@ -228,6 +229,7 @@ def test_edgewire_is_a_flower_app_too():
     assert found["virtual"] > 0  # the nodes report their steps
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("workers", "spawned"), [(1, False), (2, False), (2, True)])
 def test_an_app_uses_the_library_that_it_brings(tmp_path, workers, spawned):
     """The app's `edgewire/` has the layout of a wheel; the simulator keeps its own modules."""

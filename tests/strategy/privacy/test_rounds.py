@@ -222,6 +222,7 @@ WITHOUT = {  # what is put in place of a check, the options that it allows, and 
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("check", WITHOUT)
 def test_each_check_is_needed(check, monkeypatch):
     changes, options, kind = WITHOUT[check]

@@ -73,6 +73,7 @@ def observed(tmp_path, grid):
     return log, ids
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", RUNS)
 def test_the_nodes_bytes_add_up_to_the_runs(name, tmp_path):
     local_run(tmp_path, *RUNS[name], "nodes=5", "rounds=4")

@@ -193,6 +193,7 @@ KNOWN = pytest.mark.xfail(  # docs/privacy.md says that the count is for two col
 )
 
 
+@pytest.mark.few(2)
 @attack("")
 @pytest.mark.parametrize(
     ("nodes", "colluding", "able", "opened"),

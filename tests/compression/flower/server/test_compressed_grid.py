@@ -61,6 +61,7 @@ def uncompressed(name):
     return run(node_app(), strategy=STRATEGIES[name]())
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("codec", [PLAIN, make_codec()], ids=["raw", "entropy"])
 @pytest.mark.parametrize("downlink", [None, make_codec()], ids=["full", "lossless"])
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -74,7 +74,7 @@ def test_the_probe_finds_the_longest_pause(tmp_path):
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here")
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_each_alert_fires_on_its_fault_and_no_other_does(fault):
     if fault == "disk full" and os.geteuid():
         pytest.skip("only root may mount a small disk")
