@@ -8,7 +8,7 @@ its own, because protobuf would copy each object twice while the event loop wait
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from types import SimpleNamespace
@@ -40,8 +40,9 @@ from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
 from edgewire.deploy.device.app_runner import refused
+from edgewire.deploy.device.transport import ids_of
 from edgewire.deploy.server import steady_clock
-from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply
+from edgewire.deploy.server.incomplete_replies import IncompleteReplies
 from edgewire.deploy.server.node_processes import NodeProcesses
 from edgewire.protocol.bundle import MOST_PARTS, parts_of
 
@@ -121,8 +122,7 @@ def for_node(
     load = Load(response, request.node)
     for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
         processes.note(node, message.metadata.message_id, process)
-        names = (each.object_id for each in inflatable.iterate_object_tree(tree))
-        load.missing.update(dict.fromkeys(names, message.metadata.run_id))
+        load.missing.update(dict.fromkeys(ids_of(tree), message.metadata.run_id))
     try:
         load.fetch(state)
     except FlowerError:  # the run is over
@@ -182,8 +182,7 @@ def flat_tree(tree: ObjectTree) -> ObjectTree:
     The store keeps the children that the first tree with a name gives to it. So a node could give
     false children to an object that others send later, and 40 names could become 2 ** 40 objects.
     """
-    names = dict.fromkeys(each.object_id for each in inflatable.iterate_object_tree(tree))
-    below = [ObjectTree(object_id=each) for each in names if each != tree.object_id]
+    below = [ObjectTree(object_id=each) for each in ids_of(tree) if each != tree.object_id]
     return ObjectTree(object_id=tree.object_id, children=below)
 
 
@@ -220,38 +219,26 @@ def for_server(
     sends: Callable[[bytes], bool],
     state: Any,
     task: Any,
-) -> list[Reply] | None:
+) -> list[tuple[str, bytes]] | None:
     """Return the replies to a ServerApp's messages that are ready; None if no reply is ready.
+
+    They are Flower's response and the replies' objects, as parts of a bundle. The server forgets
+    these objects.
 
     `arriving`: the incomplete replies; `sends`: returns whether the node with this public key is
     sending an object now; `task`: the ServerApp's task.
     """
-
-    def fetch(name: str) -> bytes | None:
-        if content := state.object_store.get(name):
-            return bytes(content)
-        wanted = PullObjectRequest(node=SERVER, run_id=task.run_id, object_id=name)
-        found = runtime.pull_object(wanted, state, task)
-        if not found.object_found:
-            raise LookupError(name)
-        return found.object_content if found.object_available else None
-
-    if ids := arriving.not_yet(task.run_id, request.message_ids):
-        asks = PullAppMessagesRequest(message_ids=ids)
-        arriving.add(task.run_id, runtime.pull_messages(asks, state, task))
-    try:
-        found = arriving.ready(
-            task.run_id, request.message_ids, fetch, lambda node: sends(key_of(node, state))
+    run, store = task.run_id, state.object_store
+    with _registering:  # else the store could change between the check and the call
+        ids = arriving.without(
+            run, request.message_ids, state, lambda node: sends(key_of(node, state))
         )
-    except FlowerError:  # the run is over
-        return None
-    return found or None
-
-
-def received(replies: Iterable[Reply], state: Any) -> None:
-    """Delete the objects of replies that a ServerApp has received, also of incomplete replies."""
-    for each in replies:
-        state.object_store.delete(each.message.metadata.message_id)
+        response = runtime.pull_messages(PullAppMessagesRequest(message_ids=ids), state, task)
+        names = [name for tree in response.message_object_trees for name in ids_of(tree)]
+        objects = {name: content for name in names if (content := store.get(name))}
+        for each in response.messages_list:
+            store.delete(each.metadata.message_id)
+    return [("response", response.SerializeToString()), *objects.items()] if names else None
 
 
 def from_server(
