@@ -1,8 +1,8 @@
 """Stores messages with their objects in a SuperLink's state, and loads them.
 
-Flower has one handler for each kind of HTTP request. This module calls these handlers for each part
-of a bundle. It takes objects from Flower's store itself, and gives them to handlers in requests of
-its own, because protobuf would copy each object twice while the event loop waits for Python's lock.
+Flower has one handler for each kind of HTTP request. This module calls these handlers for messages.
+It takes objects from Flower's state itself, and stores them there, because protobuf would copy each
+object twice while the event loop waits for Python's lock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import gzip
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from types import SimpleNamespace
 from typing import Any
 
 from flwr.proto.fab_pb2 import GetFabRequest
@@ -26,7 +25,6 @@ from flwr.proto.message_pb2 import (
     Message,
     ObjectTree,
     PullObjectRequest,
-    PushObjectResponse,
 )
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
@@ -46,8 +44,6 @@ from edgewire.deploy.server.incomplete_replies import IncompleteReplies
 from edgewire.deploy.server.node_processes import NodeProcesses
 from edgewire.protocol.bundle import MOST_PARTS, parts_of
 
-Writer = Callable[[Any], PushObjectResponse]  # its argument is like a `PushObjectRequest`
-SERVER = Node(node_id=1)  # the ServerApp
 _registering = Lock()
 
 
@@ -158,7 +154,8 @@ def from_node(
         request, objects = PushMessagesRequest.FromString(head), dict(parts)
         response = _registered(request, question, state)
     run = request.messages_list[0].metadata.run_id
-    _store(response, objects, request.node, run, lambda each: fleet.push_object(each, state))
+    if size := _store(response, objects, run, state):
+        state.store_traffic(run, bytes_sent=0, bytes_recv=size)
     if confirm is not None:
         fleet.confirm_message_received(confirm, state, state.object_store)
     return response
@@ -253,32 +250,21 @@ def from_server(
     for message in request.messages_list:
         message.metadata.created_at = steady_clock.now().timestamp()
     response = runtime.push_messages(request, state, task)
-    _store(
-        response,
-        objects,
-        SERVER,
-        task.run_id,
-        lambda each: runtime.push_object(each, state, task),
-    )
+    _store(response, objects, task.run_id, state)
     return response
 
 
-def _store(response: Any, objects: Mapping[str, bytes], node: Node, run: int, push: Writer) -> None:
-    """Store the objects that the response asks for in `objects_to_push`.
+def _store(response: Any, objects: Mapping[str, bytes], run: int, state: Any) -> int:
+    """Store the objects that the response asks for in `objects_to_push`; return their bytes.
 
     Afterwards that list names only the objects that are still missing.
     """
-
-    def is_stored(name: str) -> bool:
-        request = SimpleNamespace(
-            node=node,
-            run_id=run,
-            object_id=name,
-            object_content=objects[name],
-            session_id=response.session_id,
-        )
-        return push(request).stored
-
-    missing = [n for n in response.objects_to_push if n not in objects or not is_stored(n)]
+    asked, size = list(response.objects_to_push), 0
     del response.objects_to_push[:]
-    response.objects_to_push.extend(missing)
+    for name in asked:
+        content = objects.get(name, b"")
+        if content and state.store_object(run, response.session_id, name, content):
+            size += len(content)
+        else:
+            response.objects_to_push.append(name)
+    return size
