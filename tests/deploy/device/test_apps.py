@@ -82,22 +82,29 @@ def test_a_bundle_is_unpacked_once_only(tmp_path):
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_app_is_removed_at_the_next_start(kind, tmp_path, caplog):
+def test_each_process_unpacks_the_bundle_and_removes_a_damaged_one(kind, tmp_path, caplog):
     folder, data = tmp_path / "apps", bytes(bundle())
     digest = digest_of(data)
-    for name in (f"{digest}/app/main.py", f"{digest}.fab"):
-        Apps(folder).put(digest, data)
-        running, cache = Apps(folder), folder / digest / "app" / "__pycache__"
-        cache.mkdir()
-        (cache / "main.pyc").write_bytes(b"bytecode, of which nobody has a hash")
-        (folder / digest / "written").write_bytes(b"by the app itself")
-        assert running.has(digest)
-        assert not cache.exists()
-        DAMAGE[kind](folder / name)
-        assert running.has(digest)  # a process checks an app once: it has imported its modules
-        assert not Apps(folder).has(digest)
-        assert not (folder / digest).exists()
+    main, bundled = folder / digest / "app" / "main.py", folder / f"{digest}.fab"
+    Apps(folder).put(digest, data)
+    running, cache = Apps(folder), folder / digest / "app" / "__pycache__"
+    cache.mkdir()
+    (cache / "main.pyc").write_bytes(b"bytecode, of which nobody has a hash")
+    (folder / digest / "written").write_bytes(b"by the app itself")
+    assert running.has(digest)
+    assert not cache.exists()
+    DAMAGE[kind](main)
+    assert running.has(digest)  # it has imported its modules
+    assert not main.exists() or main.read_bytes() != TEXT
+    assert Apps(folder).has(digest)
+    assert main.read_bytes() == TEXT
+    assert (folder / digest / "written").exists()
+    DAMAGE[kind](bundled)
+    assert running.has(digest)
+    assert not Apps(folder).has(digest)
+    if kind != "gone":
         assert "is damaged: it is fetched again" in caplog.messages.pop()
+        assert not (folder / digest).exists()
 
 
 def test_the_files_of_removed_apps_go_with_them(tmp_path):
