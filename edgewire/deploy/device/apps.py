@@ -18,7 +18,6 @@ from collections.abc import Collection
 from contextlib import suppress
 from logging import getLogger
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -28,7 +27,7 @@ from flwr.common.config import flatten_dict, fuse_dicts
 
 from edgewire.deploy.device.node_database import write_file
 from edgewire.machine.app_signature import record_of, signed_at
-from edgewire.machine.own_package import use_package_of
+from edgewire.machine.own_package import load_object, use_package_of
 
 MOST_APPS, LARGEST_APP = 4, 256 << 20  # apps on disk; bytes of an unpacked app
 log = getLogger("edgewire")
@@ -207,7 +206,7 @@ def _loaded(reference: str, folder: Path) -> ClientApp:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     use_package_of(folder)
-    found = resolve_name(reference)
+    found = load_object(reference)
     if not isinstance(found, ClientApp):
         raise AppError(f"{reference} is no ClientApp")
     return found

@@ -105,7 +105,7 @@ Reader = Callable[[bytes, int, int], list[tuple[str, bytes]]]
 class BundleApi:
     """Wraps a SuperLink's ASGI app, and answers this project's own calls.
 
-    `output`: the folder that holds each run's folder of results; None: no files are served.
+    `output`: the folder that holds each run's folder of results.
     `budget`: the memory for the bodies of compact pushes. `states`: what is known of the nodes.
     `tidy`: is called in a thread with the SuperLink's state, when the server starts.
     `enrolment`: the tokens of new devices, and the file of registered nodes.
@@ -114,7 +114,7 @@ class BundleApi:
     def __init__(
         self,
         app: App,
-        output: Path | None,
+        output: Path,
         budget: BodyBudget,
         states: FleetStates,
         tidy: Callable[[Any], object] = bool,
@@ -219,7 +219,7 @@ class BundleApi:
             await asyncio.sleep(pause)
             pause = min(pause * 2, OBJECTS_LATE)  # all nodes of a run may wait for one object
             await run_in_threadpool(load.fetch, state)
-        parts = load.parts()
+        parts = [("response", load.response.SerializeToString()), *load.objects.items()]
         size = sum(len(content) for _, content in parts)
         return LargeResponse(await self._large.work(compact_bundle.pieces, parts, size=size))
 

@@ -49,35 +49,32 @@ _registering = Lock()
 
 @dataclass
 class Load:
-    """The result of a pull: Flower's response, and the message's objects that have arrived.
+    """The result of a pull: Flower's response with a message, and the message's objects.
 
-    `objects`: id -> content of the objects that have arrived. `missing`: id -> run id of the
-    objects that have not arrived.
+    `missing`: the ids of the objects that have not arrived; `objects`: id -> content of the others,
+    children first.
     """
 
     response: PullMessagesResponse
     node: Node
+    missing: list[str]
     objects: dict[str, bytes] = field(default_factory=dict)
-    missing: dict[str, int] = field(default_factory=dict)
-
-    def parts(self) -> list[tuple[str, bytes]]:
-        """Return the response and the objects, children first, as parts, each (name, content)."""
-        return [("response", self.response.SerializeToString()), *self.objects.items()]
 
     def fetch(self, state: Any) -> None:
         """Load missing objects that have arrived; remove objects that will never arrive.
 
         Raises `FlowerError` if the run is over.
         """
-        for name, run in list(self.missing.items()):
+        run, names = self.response.messages_list[0].metadata.run_id, self.missing
+        self.missing = []
+        for name in names:
             if content := state.object_store.get(name):
                 state.store_traffic(run, bytes_sent=len(content), bytes_recv=0)
                 self.objects[name] = content
-            else:
-                wanted = PullObjectRequest(node=self.node, run_id=run, object_id=name)
-                if fleet.pull_object(wanted, state).object_found:
-                    continue
-            del self.missing[name]
+                continue
+            wanted = PullObjectRequest(node=self.node, run_id=run, object_id=name)
+            if fleet.pull_object(wanted, state).object_found:
+                self.missing.append(name)
 
 
 def key_of(node_id: int, state: Any) -> bytes:
@@ -115,15 +112,15 @@ def for_node(
     node = request.node.node_id
     processes.again(node, state, process)
     response = fleet.pull_messages(request, state, state.object_store)
-    load = Load(response, request.node)
-    for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
-        processes.note(node, message.metadata.message_id, process)
-        load.missing.update(dict.fromkeys(ids_of(tree), message.metadata.run_id))
+    if not response.messages_list:
+        return None
+    processes.note(node, response.messages_list[0].metadata.message_id, process)
+    load = Load(response, request.node, ids_of(response.message_object_trees[0]))
     try:
         load.fetch(state)
     except FlowerError:  # the run is over
         return None
-    return load if response.messages_list else None
+    return load
 
 
 def from_node(

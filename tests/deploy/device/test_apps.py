@@ -119,7 +119,7 @@ def test_the_files_of_removed_apps_go_with_them(tmp_path):
 
 APP = """
 [tool.flwr.app.components]
-clientapp = "small_app:app"
+clientapp = "small-app:app"
 """
 
 
@@ -127,7 +127,7 @@ def small(number):
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         archive.writestr("pyproject.toml", f"# {number}{APP}")
-        archive.writestr("small_app.py", "import flwr.clientapp\napp = flwr.clientapp.ClientApp()")
+        archive.writestr("small-app.py", "import flwr.clientapp\napp = flwr.clientapp.ClientApp()")
     return made.getvalue()
 
 
@@ -139,7 +139,7 @@ def test_the_app_used_last_stays_after_the_clock_was_set_back(tmp_path, monkeypa
         ahead = time.time() + 365 * 86400 * (number > 0)
         os.utime(tmp_path / f"{digest_of(each)}.fab", (ahead, ahead))
     apps.load(digest_of(bundles[0]))
-    del sys.modules["small_app"]
+    del sys.modules["small-app"]
     apps.put(digest_of(bundles[-1]), bundles[-1])
     kept = [Apps(tmp_path).has(digest_of(each)) for each in bundles]
     assert (kept[0], kept[-1], sum(kept)) == (True, True, MOST_APPS)
