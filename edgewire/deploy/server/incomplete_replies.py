@@ -18,6 +18,7 @@ EXPIRES = 10.0  # seconds in which no object arrives and none is on its way
 # In one look, the most missing objects of a reply that are asked for, and that may be absent.
 MOST_LOOKED, MOST_ABSENT = 256, 16
 ENOUGH = 1 << 28  # bytes of replies after which a response holds no further reply
+FORGOTTEN = 3600.0  # seconds after which nobody waits for a reply
 
 
 @dataclass
@@ -54,7 +55,8 @@ class IncompleteReplies:
         object now.
         """
         found, size, store, inbox = list[str](), 0, state.object_store, state.message_ins_store
-        kept = {name: each for name, each in self._replies.items() if name in inbox}
+        oldest, known = self._clock() - FORGOTTEN, self._replies.items()
+        kept = {name: each for name, each in known if name in inbox and each.since > oldest}
         for message in asked:
             reply = kept.pop(message, None)
             name = state.message_ins_id_to_message_res_id.get(message)

@@ -6,7 +6,12 @@ import pytest
 from flwr.proto.message_pb2 import Message, Metadata
 
 from edgewire.deploy.server import incomplete_replies
-from edgewire.deploy.server.incomplete_replies import EXPIRES, MOST_LOOKED, IncompleteReplies
+from edgewire.deploy.server.incomplete_replies import (
+    EXPIRES,
+    FORGOTTEN,
+    MOST_LOOKED,
+    IncompleteReplies,
+)
 
 RUN = 7
 
@@ -101,11 +106,15 @@ def test_a_dropped_reply_is_a_failure(clock):
     assert deleted == {"to a"}  # so Flower reports an error
 
 
-def test_nothing_remains_of_a_finished_run(clock):
+@pytest.mark.parametrize("how", ["removed", "not asked for"])
+def test_nothing_remains_of_a_reply_that_nobody_awaits(how, clock):
     arriving, state = IncompleteReplies(clock), announced("a", "b")
     assert arriving.without(RUN, ["to a"], state, lambda node: False) == []
     assert arriving.waits(RUN)
-    taken(state, ["to a"])  # the SuperLink forgets it with the run
+    if how == "removed":
+        taken(state, ["to a"])  # the SuperLink forgets it with the run
+    else:
+        clock.now += FORGOTTEN
     assert arriving.without(RUN + 1, ["to b"], state, lambda node: False) == []
     assert not arriving.waits(RUN)
     assert arriving.waits(RUN + 1)
