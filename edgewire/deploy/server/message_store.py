@@ -26,7 +26,6 @@ from flwr.proto.message_pb2 import (
     ObjectTree,
     PullObjectRequest,
 )
-from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     PullAppMessagesRequest,
     PushAppMessagesRequest,
@@ -56,7 +55,6 @@ class Load:
     """
 
     response: PullMessagesResponse
-    node: Node
     missing: list[str]
     objects: dict[str, bytes] = field(default_factory=dict)
 
@@ -72,7 +70,7 @@ class Load:
                 state.store_traffic(run, bytes_sent=len(content), bytes_recv=0)
                 self.objects[name] = content
                 continue
-            wanted = PullObjectRequest(node=self.node, run_id=run, object_id=name)
+            wanted = PullObjectRequest(run_id=run, object_id=name)
             if fleet.pull_object(wanted, state).object_found:
                 self.missing.append(name)
 
@@ -115,7 +113,7 @@ def for_node(
     if not response.messages_list:
         return None
     processes.note(node, response.messages_list[0].metadata.message_id, process)
-    load = Load(response, request.node, ids_of(response.message_object_trees[0]))
+    load = Load(response, ids_of(response.message_object_trees[0]))
     try:
         load.fetch(state)
     except FlowerError:  # the run is over
