@@ -1,7 +1,7 @@
 """Unpacks apps on a device, stores them by their SHA-256, and loads their ClientApp.
 
-The file HASH.fab beside the folder of an app is its bundle. Each process unpacks it again, because
-files in the folder may be damaged. The file `newest` says when the newest app was signed.
+The file HASH.fab beside the folder of an app is its bundle, from which each process replaces the
+app's damaged files. The file `newest` says when the newest app was signed.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Apps:
         self._digest = ""  # hash of the app whose modules this process has begun to import
         self._app: ClientApp | None = None
         self._refused = "", ""  # the hash of the last app that was fetched and refused, and why
-        self._records = dict[str, bytes]()  # of the apps that this process has unpacked
+        self._records = dict[str, bytes]()  # of the apps that this process has checked
         folder.mkdir(parents=True, exist_ok=True)
 
     def has(self, digest: str) -> bool:
         """Return whether this folder holds an app. Raises `AppError` if this device refuses it.
 
-        The first call of a process unpacks the app's bundle, or removes it if it is damaged.
+        The first call of a process replaces the app's damaged files, or removes a damaged bundle.
         `digest`: the SHA-256 of the app's bundle.
         """
         if digest == self._refused[0]:
@@ -99,7 +99,7 @@ class Apps:
         self._forget(digest)
 
     def _unpack(self, digest: str, bundle: bytes) -> None:
-        """Write the files of an app. What the app itself has written beside them stays."""
+        """Write the files of an app that are not there. What the app has written itself stays."""
         folder = self._path(digest)
         # Python runs bytecode without a check: remove what earlier processes have compiled.
         for compiled in list(folder.rglob("__pycache__")):
@@ -108,7 +108,9 @@ class Apps:
             with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
                 if sum(entry.file_size for entry in archive.infolist()) > LARGEST_APP:
                     raise AppError("the app's bundle unpacks to more than a device can take")
-                archive.extractall(folder)  # it writes nothing outside the folder
+                for name in archive.namelist():
+                    if not _holds(folder / name, archive.read(name)):  # else the disk may be full
+                        archive.extract(name, folder)  # it writes nothing outside the folder
         # BadZipFile: no zip file, or a wrong checksum. zlib.error: damaged data. EOFError: the file
         # is too short. RuntimeError: an encrypted entry, or an unknown compression.
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
@@ -195,6 +197,13 @@ class Apps:
 def _used(folder: Path) -> int:
     """Return when an app was used last, in nanoseconds of the time of the file of its bundle."""
     return max((f.stat().st_mtime_ns for f in folder.parent.glob(f"{folder.stem}.fab")), default=0)
+
+
+def _holds(file: Path, content: bytes) -> bool:
+    try:
+        return file.read_bytes() == content
+    except OSError:
+        return False
 
 
 def _loaded(reference: str, folder: Path) -> ClientApp:

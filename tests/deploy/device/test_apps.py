@@ -82,7 +82,7 @@ def test_a_bundle_is_unpacked_once_only(tmp_path):
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_each_process_unpacks_the_bundle_and_removes_a_damaged_one(kind, tmp_path, caplog):
+def test_each_process_replaces_damaged_files_and_removes_a_damaged_bundle(kind, tmp_path, caplog):
     folder, data = tmp_path / "apps", bytes(bundle())
     digest = digest_of(data)
     main, bundled = folder / digest / "app" / "main.py", folder / f"{digest}.fab"
@@ -93,6 +93,9 @@ def test_each_process_unpacks_the_bundle_and_removes_a_damaged_one(kind, tmp_pat
     (folder / digest / "written").write_bytes(b"by the app itself")
     assert running.has(digest)
     assert not cache.exists()
+    os.utime(main, (1, 1))
+    assert Apps(folder).has(digest)
+    assert main.stat().st_mtime == 1  # what is sound is not written: the disk may be full
     DAMAGE[kind](main)
     assert running.has(digest)  # it has imported its modules
     assert not main.exists() or main.read_bytes() != TEXT
