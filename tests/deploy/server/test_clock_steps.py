@@ -250,8 +250,8 @@ def _raised(message, content):
     raise ValueError("the app fails")
 
 
-def test_each_message_gets_one_reply_when_clocks_step(steady, monkeypatch):
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+def test_each_message_gets_one_reply_when_clocks_step(steady, monkeypatch, caplog):
+    caplog.set_level(logging.CRITICAL, "flwr")
     monkeypatch.setattr(steady_clock, "time", SimpleNamespace(monotonic=lambda: CLOCKS.true))
     monkeypatch.setattr(date, "datetime", SimpleNamespace(datetime=CLOCKS, UTC=UTC))
     monkeypatch.setattr(time, "time", lambda: CLOCKS.now().timestamp())
