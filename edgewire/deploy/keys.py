@@ -68,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An error is printed in one line.
     """
     print_any_text()
-    given, others = parser().parse_known_args(arguments)
+    usual = argparse.Namespace(keys=Path("keys"), superlink="127.0.0.1:8000", insecure=False)
+    given, others = parser().parse_known_args(arguments, usual)
     try:
         if others:
             raise UsageError(f"{others[0]} is no option, and a name begins with no -")
@@ -84,20 +85,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
+    # options before or after the command, which `main` gives their usual values
+    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    common.add_argument("--keys", type=Path, help="the folder (keys)")
+    common.add_argument("--superlink", help="HOST:PORT (127.0.0.1:8000)")
+    common.add_argument("--insecure", action="store_true", help="the SuperLink has no TLS")
     text, _, more = (__doc__ or "").partition("\n\n")
     made = argparse.ArgumentParser(
         prog="python -m edgewire.deploy.keys",
         description=text,
         epilog=more,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
     )
-    common: dict[str, dict[str, Any]] = {  # before or after the command
-        "--keys": {"type": Path, "default": Path("keys"), "help": "the folder (%(default)s)"},
-        "--superlink": {"default": "127.0.0.1:8000", "help": "HOST:PORT (%(default)s)"},
-        "--insecure": {"action": "store_true", "help": "the SuperLink has no TLS"},
-    }
-    for option, given in common.items():
-        made.add_argument(option, **given)
     kinds = made.add_subparsers(required=True, metavar="COMMAND")
     commands = {
         "server": (_server, "make a CA and the server's certificate"),
@@ -112,10 +112,7 @@ def parser() -> argparse.ArgumentParser:
         "sign": (_sign, "sign this app for nodes with --app-signer"),
     }
     for name, (call, text) in commands.items():
-        kinds.add_parser(name, help=text).set_defaults(call=call)
-        for option, given in common.items():
-            unset = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-            kinds.choices[name].add_argument(option, **given | unset)
+        kinds.add_parser(name, help=text, parents=[common]).set_defaults(call=call)
 
     def add(names: str, *option: str, **given: Any) -> None:
         for name in names.split():

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -53,8 +52,10 @@ def private_superlink(
     try:
         port = _free_port()
         settings = _settings(home, ray_address)
+        if not same_user_only.can_tell():
+            log.warning("any user of this machine can list, read and stop this run while it runs")
         command = [
-            *_superlink(settings["PATH"]),
+            *(sys.executable, "-P", same_user_only.__file__),  # -P: search no modules beside it
             *("--insecure", "--simulation", "--disable-runtime-dependency-installation"),
             *("--host", "127.0.0.1", "--port", str(port)),
         ]
@@ -70,15 +71,6 @@ def private_superlink(
         with undisturbed():
             tree.end(_GRACE_SECONDS)
             folders.close()
-
-
-def _superlink(path: str) -> list[str]:
-    """Return the command that starts a SuperLink, which on Linux serves only this user."""
-    if same_user_only.can_tell():
-        # -P: do not search this folder for modules first
-        return [sys.executable, "-P", same_user_only.__file__]
-    log.warning("any user of this machine can list, read and stop this run while it runs")
-    return [shutil.which("flower-superlink", path=path) or "flower-superlink"]
 
 
 def _settings(home: Path, ray_address: str | None) -> dict[str, str]:

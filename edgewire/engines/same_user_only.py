@@ -62,18 +62,14 @@ def for_this_user(app: App) -> App:
 
 def main() -> None:
     """Start a SuperLink with the options of the command line."""
-    import flwr.superlink.main
+    from flwr.superlink import extensions
     from flwr.superlink.cli.flower_superlink import flower_superlink
+    from starlette.middleware import Middleware
 
-    superlink: Any = flwr.superlink.main
-    create = superlink.create_app
-
-    def create_guarded(*args: Any) -> Any:
-        app = create(*args)
-        app.add_middleware(for_this_user)
-        return app
-
-    superlink.create_app = create_guarded
+    guard: Any = for_this_user
+    theirs = extensions.get_middleware
+    if can_tell():
+        extensions.get_middleware = lambda: (Middleware(guard), *theirs())
     flower_superlink()
 
 

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 HOME = Path(__file__).parents[2]  # the folder of this package `edgewire`
 # What an app imports of EdgeWire. The program that loads the app keeps its own other parts, such as
@@ -36,6 +38,15 @@ def use_package_of(folder: Path) -> None:
         parent, _, last = name.rpartition(".")
         if parent == "edgewire":
             setattr(found, last, module)
+
+
+def load_object(reference: str) -> Any:
+    """Return the object that `package.module:name` or `package.module:name.attribute` names.
+
+    The name of an app's module may have hyphens, which `pkgutil.resolve_name` refuses.
+    """
+    module, _, name = reference.partition(":")
+    return attrgetter(name)(import_module(module))
 
 
 @contextmanager

@@ -10,11 +10,12 @@ from flwr.app import Context, RecordDict
 
 from edgewire.machine.errors import UsageError
 from edgewire.machine.job import Job
+from edgewire.machine.own_package import load_object
 from edgewire.machine.processes import orderly_exit
 from edgewire.simulation.clock import VirtualClock
 from edgewire.simulation.grid import SERVER, LocalGrid
 from edgewire.simulation.workers.limits import Limits, allowed_cores
-from edgewire.simulation.workers.node_host import NodeHostSpec, load_object
+from edgewire.simulation.workers.node_host import NodeHostSpec
 from edgewire.simulation.workers.pool import make_pool
 
 

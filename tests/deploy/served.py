@@ -39,7 +39,7 @@ from edgewire.deploy.server.api import BundleApi
 from edgewire.deploy.server.connections import uvicorn_options
 from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 from edgewire.deploy.signed_header import headers, sign_header
-from edgewire.simulation.workers.node_host import load_object
+from edgewire.machine.own_package import load_object
 
 
 class Server:
@@ -54,7 +54,7 @@ class Server:
     def __init__(
         self,
         bundling=True,
-        output=None,
+        output=Path(),
         keys=None,
         nodes=None,
         budget=None,
@@ -72,9 +72,8 @@ class Server:
             app.add_middleware(BundleApi, output=output, budget=budget, **ours)
             app.add_middleware(SignedUploads, budget=budget)
             cert = certificate or (keys and keys / "server.crt")
-            folder = Path() if output is None else output
-            app.add_middleware(Monitor, output=folder, certificate=cert, states=self.states)
-        app.add_middleware(LocalOnly, closed=False)
+            app.add_middleware(Monitor, output=output, certificate=cert, states=self.states)
+        app.add_middleware(LocalOnly)
         self.state = app.state.linkstate_factory.state()
         tls, files = {}, None
         if keys is not None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import sys
 from contextlib import ExitStack
 
 import httpx
@@ -121,9 +122,7 @@ def test_another_user_cannot_list_or_stop_a_run(tmp_path):
 def test_the_log_warns_where_users_cannot_be_told_apart(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(same_user_only, "TABLE", tmp_path / "none")
     assert not same_user_only.can_tell()
-    monkeypatch.setattr(
-        "edgewire.engines.private_superlink.shutil.which", lambda *a, **k: "/bin/false"
-    )
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     superlink = private_superlink(tmp_path / "log")
     with pytest.raises(EngineError, match="SuperLink ended"):
         superlink.__enter__()

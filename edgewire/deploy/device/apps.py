@@ -1,13 +1,12 @@
 """Unpacks apps on a device, stores them by their SHA-256, and loads their ClientApp.
 
-The file HASH.fab beside the folder of an app is its bundle, by which the app's files are checked.
-The file `newest` says when the newest app was signed.
+The file HASH.fab beside the folder of an app is its bundle, from which each process replaces the
+app's damaged files. The file `newest` says when the newest app was signed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import io
 import os
 import shutil
@@ -16,6 +15,7 @@ import tomllib
 import zipfile
 import zlib
 from collections.abc import Collection
+from contextlib import suppress
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from flwr.common.config import flatten_dict, fuse_dicts
 
 from edgewire.deploy.device.node_database import write_file
 from edgewire.machine.app_signature import record_of, signed_at
-from edgewire.machine.own_package import use_package_of
+from edgewire.machine.own_package import load_object, use_package_of
 
 MOST_APPS, LARGEST_APP = 4, 256 << 20  # apps on disk; bytes of an unpacked app
 log = getLogger("edgewire")
@@ -61,21 +61,24 @@ class Apps:
     def has(self, digest: str) -> bool:
         """Return whether this folder holds an app. Raises `AppError` if this device refuses it.
 
-        Each process checks the app's files once, and removes an app with a damaged file.
+        The first call of a process replaces the app's damaged files, or removes a damaged bundle.
         `digest`: the SHA-256 of the app's bundle.
         """
         if digest == self._refused[0]:
             raise AppError(self._refused[1])
-        folder = self._path(digest)
-        if digest not in self._records and folder.is_dir():
-            if (bundle := _sound_bundle(folder)) is None:
+        file = self._path(digest).with_suffix(".fab")
+        if digest not in self._records and file.exists():
+            with suppress(OSError):
+                if hashlib.sha256(bundle := file.read_bytes()).hexdigest() == digest:
+                    self._unpack(digest, bundle)
+                    self._records[digest] = record_of(bundle)
+            if digest not in self._records:
                 log.warning("the stored app %s is damaged: it is fetched again", digest)
-                shutil.rmtree(folder)
-            else:
-                self._records[digest] = record_of(bundle)
-        if self._owner is None or folder.is_dir():  # else its signature decides, in `put`
+                shutil.rmtree(self._path(digest), ignore_errors=True)
+                file.unlink()
+        if self._owner is None or digest in self._records:  # else its signature decides, in `put`
             self._expect_allowed(digest, self._records.get(digest, b""))
-        return folder.is_dir()
+        return digest in self._records
 
     def put(self, digest: str, bundle: bytes) -> None:
         """Unpack an app's bundle.
@@ -90,22 +93,28 @@ class Apps:
         except AppError as error:
             self._refused = digest, str(error)
             raise
-        draft = self._folder / "draft"
-        shutil.rmtree(draft, ignore_errors=True)
+        self._unpack(digest, bundle)
+        write_file(self._path(digest).with_suffix(".fab"), bundle)
+        self._records[digest] = record
+        self._forget(digest)
+
+    def _unpack(self, digest: str, bundle: bytes) -> None:
+        """Write the files of an app that are not there. What the app has written itself stays."""
+        folder = self._path(digest)
+        # Python runs bytecode without a check: remove what earlier processes have compiled.
+        for compiled in list(folder.rglob("__pycache__")):
+            shutil.rmtree(compiled)
         try:
             with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
                 if sum(entry.file_size for entry in archive.infolist()) > LARGEST_APP:
                     raise AppError("the app's bundle unpacks to more than a device can take")
-                archive.extractall(draft)  # it writes nothing outside the folder
+                for name in archive.namelist():
+                    if not _holds(folder / name, archive.read(name)):  # else the disk may be full
+                        archive.extract(name, folder)  # it writes nothing outside the folder
         # BadZipFile: no zip file, or a wrong checksum. zlib.error: damaged data. EOFError: the file
         # is too short. RuntimeError: an encrypted entry, or an unknown compression.
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             raise AppError(f"the app's bundle cannot be unpacked: {error}") from error
-        self._path(digest).with_suffix(".fab").write_bytes(bundle)
-        os.sync()  # one sync is faster than an fsync for each file
-        draft.rename(self._path(digest))
-        self._records[digest] = record
-        self._forget(digest)
 
     def config(self, digest: str, overrides: UserConfig) -> UserConfig:
         """Return an app's `run_config` with a run's overrides applied.
@@ -182,6 +191,7 @@ class Apps:
         for folder in others[MOST_APPS - 1 :]:
             shutil.rmtree(folder, ignore_errors=True)
             folder.with_suffix(".fab").unlink(missing_ok=True)
+            self._records.pop(folder.name, None)
 
 
 def _used(folder: Path) -> int:
@@ -189,21 +199,11 @@ def _used(folder: Path) -> int:
     return max((f.stat().st_mtime_ns for f in folder.parent.glob(f"{folder.stem}.fab")), default=0)
 
 
-def _sound_bundle(folder: Path) -> bytes | None:
-    """Return the bundle of an app; None if it or a file of the app is not what `put` wrote."""
+def _holds(file: Path, content: bytes) -> bool:
     try:
-        # Python runs bytecode without a check: remove what earlier processes have compiled.
-        for compiled in list(folder.rglob("__pycache__")):
-            shutil.rmtree(compiled)
-        bundle = folder.with_suffix(".fab").read_bytes()
-        if hashlib.sha256(bundle).hexdigest() != folder.name:
-            return None
-        with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-            files = [name for name in archive.namelist() if not name.endswith("/")]
-            same = all((folder / name).read_bytes() == archive.read(name) for name in files)
-            return bundle if same else None
+        return file.read_bytes() == content
     except OSError:
-        return None
+        return False
 
 
 def _loaded(reference: str, folder: Path) -> ClientApp:
@@ -215,10 +215,7 @@ def _loaded(reference: str, folder: Path) -> ClientApp:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     use_package_of(folder)
-    module, _, attributes = reference.partition(":")
-    found: Any = importlib.import_module(module)
-    for attribute in attributes.split("."):
-        found = getattr(found, attribute)
+    found = load_object(reference)
     if not isinstance(found, ClientApp):
         raise AppError(f"{reference} is no ClientApp")
     return found

@@ -21,7 +21,7 @@ from flwr.proto.node_pb2 import Node as ProtoNode
 
 from edgewire.deploy.device.backoff import clock_trouble
 from edgewire.deploy.device.client import BUNDLED, NOT_ACTIVATED, FleetClient, ServerRefusal
-from edgewire.deploy.device.node_folder import NodeFolder, known_id
+from edgewire.deploy.device.node_folder import NodeFolder
 from edgewire.deploy.sd_notify import ALIVE, READY, notify
 from edgewire.machine.errors import one_line
 from edgewire.machine.liveness import INTERVAL
@@ -75,7 +75,7 @@ class Membership:
         if not self._beats.is_alive():
             self._beats.start()
             notify(READY)
-        before = known_id(self._node_folder.folder, fleet.address, fleet.public_key)
+        before = self._node_folder.known_id(fleet.address, fleet.public_key)
         if before is None or not self._goes_on(before):
             if self._registers:
                 self._register()

@@ -60,6 +60,17 @@ class NodeFolder:
         said = {"server": server, "key": public_key.hex(), "node": node_id}
         write_file(self.folder / "node.json", json.dumps(said).encode())
 
+    def known_id(self, server: str, public_key: bytes) -> int | None:
+        """Return the id of the node with a key at a server; None if the folder has none.
+
+        `server`: host:port; `public_key`: in PEM.
+        """
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            said = json.loads((self.folder / "node.json").read_text())
+            if (said["server"], said["key"]) == (server, public_key.hex()):
+                return int(said["node"])
+        return None
+
     # the current message
 
     def claim(self, response: PullMessagesResponse) -> None:
@@ -93,15 +104,3 @@ class NodeFolder:
         stored = [name for name in self.database.names() if name.isdecimal()]
         for name in set(stored[MOST_RUNS:]) - set(map(str, self._node_stores)):
             self.database.remove(name)
-
-
-def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
-    """Return the node's id with a key at a server, read from this folder; None if it has none.
-
-    `server`: host:port; `public_key`: in PEM.
-    """
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        said = json.loads((folder / "node.json").read_text())
-        if (said["server"], said["key"]) == (server, public_key.hex()):
-            return int(said["node"])
-    return None

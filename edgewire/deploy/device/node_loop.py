@@ -131,7 +131,7 @@ class Device:
         run = self._known_run(metadata.run_id)
         lineage = lineage_of(metadata.group_id, run.run_id)
         # As Flower chooses a state: runs of a series share one.
-        key = lineage.key if lineage else getattr(run, "series_id", 0) or run.run_id
+        key = lineage.key if lineage else run.series_id or run.run_id
         name = claim.message_object_trees[0].object_id
         try:
             self._deaths.begin(name, str(key))
@@ -182,7 +182,7 @@ class Device:
             dict(self._node_config),
             node_store.state,
             config,
-            getattr(run, "series_id", 0),
+            run.series_id,
         )
         self._member.in_app = True
         try:

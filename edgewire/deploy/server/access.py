@@ -3,8 +3,8 @@
 A SuperLink serves three APIs on one port: the Fleet API for nodes, the Runtime API for the
 ServerApp's process, and the Control API for users who start runs. The Control API has no
 authentication. Anyone who reaches this API can start a run, and so run code on the server and on
-every node. So only the Fleet API is open to other machines. If nodes have keys, the calls that
-register nodes are closed to other machines too.
+every node. So only the Fleet API is open to other machines. If nodes have keys, Flower closes the
+calls of that API that register nodes (`--enable-supernode-auth`).
 
 A client is local if it connects from this machine, through 127.0.0.1 or ::1. So every user of the
 machine is local. A header that claims a local origin is not trusted. A request with one of the
@@ -27,36 +27,24 @@ App = Callable[[Scope, Any, Send], Awaitable[None]]
 
 LIMIT = 2 << 30  # bytes of the largest request: a message with its objects
 FLEET = "/v1/fleet/"
-REGISTERING = (f"{FLEET}register-node", f"{FLEET}unregister-node")
 _ORIGINS = "forwarded via x-forwarded-for x-forwarded-host x-forwarded-proto x-real-ip"
 FORWARDED = frozenset(name.encode() for name in f"{_ORIGINS} true-client-ip x-client-ip".split())
 
 
 class LocalOnly:
-    """Wraps an ASGI app: a remote request for anything but the API for nodes gets status 403.
+    """Wraps an ASGI app: a remote request for anything but the API for nodes gets status 403."""
 
-    `closed`: nodes can be registered only from this machine.
-    """
-
-    def __init__(self, app: App, closed: bool = True) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
-        self._closed = closed
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
-        """Forward a request that is allowed; refuse any other."""
-        if scope["type"] == "lifespan" or self.admits(scope):
+        """Forward a request that is local, or a call of nodes; refuse any other."""
+        for_nodes = scope["type"] == "http" and scope["path"].startswith(FLEET)
+        if scope["type"] == "lifespan" or for_nodes or is_inside(scope):
             await self._app(scope, receive, send)
         else:
             refusal = JSONResponse({"detail": "this is for the server's own machine"}, 403)
             await refusal(scope, receive, send)
-
-    def admits(self, scope: Scope) -> bool:
-        """Return whether a request is allowed: it is local, or it is a call of nodes."""
-        if is_inside(scope):
-            return True
-        path = scope["path"]
-        for_nodes = scope["type"] == "http" and path.startswith(FLEET)
-        return for_nodes and not (self._closed and path.rstrip("/") in REGISTERING)
 
 
 def is_inside(scope: Scope) -> bool:

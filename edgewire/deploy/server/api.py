@@ -73,7 +73,7 @@ from edgewire.deploy.enrolment import Enrolment
 from edgewire.deploy.monitoring.node_states import FleetStates
 from edgewire.deploy.server import message_store
 from edgewire.deploy.server.access import LIMIT, App, Scope, Send
-from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply, parts_of_replies
+from edgewire.deploy.server.incomplete_replies import IncompleteReplies
 from edgewire.deploy.server.keyed_condition import KeyedCondition
 from edgewire.deploy.server.large_bodies import LargeBodies, LargeResponse
 from edgewire.deploy.server.node_processes import NodeProcesses
@@ -105,7 +105,7 @@ Reader = Callable[[bytes, int, int], list[tuple[str, bytes]]]
 class BundleApi:
     """Wraps a SuperLink's ASGI app, and answers this project's own calls.
 
-    `output`: the folder that holds each run's folder of results; None: no files are served.
+    `output`: the folder that holds each run's folder of results.
     `budget`: the memory for the bodies of compact pushes. `states`: what is known of the nodes.
     `tidy`: is called in a thread with the SuperLink's state, when the server starts.
     `enrolment`: the tokens of new devices, and the file of registered nodes.
@@ -114,7 +114,7 @@ class BundleApi:
     def __init__(
         self,
         app: App,
-        output: Path | None,
+        output: Path,
         budget: BodyBudget,
         states: FleetStates,
         tidy: Callable[[Any], object] = bool,
@@ -219,7 +219,7 @@ class BundleApi:
             await asyncio.sleep(pause)
             pause = min(pause * 2, OBJECTS_LATE)  # all nodes of a run may wait for one object
             await run_in_threadpool(load.fetch, state)
-        parts = load.parts()
+        parts = [("response", load.response.SerializeToString()), *load.objects.items()]
         size = sum(len(content) for _, content in parts)
         return LargeResponse(await self._large.work(compact_bundle.pieces, parts, size=size))
 
@@ -285,7 +285,7 @@ class BundleApi:
         state, task = get_linkstate(request), await _task(request)
         wanted = _read(PullAppMessagesRequest, await request.body())
 
-        async def look() -> list[Reply] | None:
+        async def look() -> list[tuple[str, bytes]] | None:
             await _task(request)  # fails if the run has been stopped meanwhile
             return await run_in_threadpool(
                 message_store.for_server, wanted, self._arriving, self._sends, state, task
@@ -295,11 +295,9 @@ class BundleApi:
             return OBJECTS_LOOK if self._arriving.waits(task.run_id) else SERVER_LOOKS
 
         found = await self._bell.wait_for(("run", task.run_id), look, _seconds(request), pause)
-        if found is not None:
-            await run_in_threadpool(message_store.received, found, state)
-        replied = parts_of_replies(found or [])
-        size = sum(len(content) for _, content in replied)
-        content = await self._large.work(frames, replied, size=size)
+        parts = found or [("response", b"")]
+        size = sum(len(content) for _, content in parts)
+        content = await self._large.work(frames, parts, size=size)
         return LargeResponse([content], media_type=PLAIN)
 
     def _sends(self, key: bytes) -> bool:

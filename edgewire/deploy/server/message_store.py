@@ -1,17 +1,16 @@
 """Stores messages with their objects in a SuperLink's state, and loads them.
 
-Flower has one handler for each kind of HTTP request. This module calls these handlers for each part
-of a bundle. It takes objects from Flower's store itself, and gives them to handlers in requests of
-its own, because protobuf would copy each object twice while the event loop waits for Python's lock.
+Flower has one handler for each kind of HTTP request. This module calls these handlers for messages.
+It takes objects from Flower's state itself, and stores them there, because protobuf would copy each
+object twice while the event loop waits for Python's lock.
 """
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from types import SimpleNamespace
 from typing import Any
 
 from flwr.proto.fab_pb2 import GetFabRequest
@@ -26,9 +25,7 @@ from flwr.proto.message_pb2 import (
     Message,
     ObjectTree,
     PullObjectRequest,
-    PushObjectResponse,
 )
-from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     PullAppMessagesRequest,
     PushAppMessagesRequest,
@@ -40,47 +37,42 @@ from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
 from edgewire.deploy.device.app_runner import refused
+from edgewire.deploy.device.transport import ids_of
 from edgewire.deploy.server import steady_clock
-from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply
+from edgewire.deploy.server.incomplete_replies import IncompleteReplies
 from edgewire.deploy.server.node_processes import NodeProcesses
 from edgewire.protocol.bundle import MOST_PARTS, parts_of
 
-Writer = Callable[[Any], PushObjectResponse]  # its argument is like a `PushObjectRequest`
-SERVER = Node(node_id=1)  # the ServerApp
 _registering = Lock()
 
 
 @dataclass
 class Load:
-    """The result of a pull: Flower's response, and the message's objects that have arrived.
+    """The result of a pull: Flower's response with a message, and the message's objects.
 
-    `objects`: id -> content of the objects that have arrived. `missing`: id -> run id of the
-    objects that have not arrived.
+    `missing`: the ids of the objects that have not arrived; `objects`: id -> content of the others,
+    children first.
     """
 
     response: PullMessagesResponse
-    node: Node
+    missing: list[str]
     objects: dict[str, bytes] = field(default_factory=dict)
-    missing: dict[str, int] = field(default_factory=dict)
-
-    def parts(self) -> list[tuple[str, bytes]]:
-        """Return the response and the objects, children first, as parts, each (name, content)."""
-        return [("response", self.response.SerializeToString()), *self.objects.items()]
 
     def fetch(self, state: Any) -> None:
         """Load missing objects that have arrived; remove objects that will never arrive.
 
         Raises `FlowerError` if the run is over.
         """
-        for name, run in list(self.missing.items()):
+        run, names = self.response.messages_list[0].metadata.run_id, self.missing
+        self.missing = []
+        for name in names:
             if content := state.object_store.get(name):
                 state.store_traffic(run, bytes_sent=len(content), bytes_recv=0)
                 self.objects[name] = content
-            else:
-                wanted = PullObjectRequest(node=self.node, run_id=run, object_id=name)
-                if fleet.pull_object(wanted, state).object_found:
-                    continue
-            del self.missing[name]
+                continue
+            wanted = PullObjectRequest(run_id=run, object_id=name)
+            if fleet.pull_object(wanted, state).object_found:
+                self.missing.append(name)
 
 
 def key_of(node_id: int, state: Any) -> bytes:
@@ -118,16 +110,15 @@ def for_node(
     node = request.node.node_id
     processes.again(node, state, process)
     response = fleet.pull_messages(request, state, state.object_store)
-    load = Load(response, request.node)
-    for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
-        processes.note(node, message.metadata.message_id, process)
-        names = (each.object_id for each in inflatable.iterate_object_tree(tree))
-        load.missing.update(dict.fromkeys(names, message.metadata.run_id))
+    if not response.messages_list:
+        return None
+    processes.note(node, response.messages_list[0].metadata.message_id, process)
+    load = Load(response, ids_of(response.message_object_trees[0]))
     try:
         load.fetch(state)
     except FlowerError:  # the run is over
         return None
-    return load if response.messages_list else None
+    return load
 
 
 def from_node(
@@ -158,7 +149,8 @@ def from_node(
         request, objects = PushMessagesRequest.FromString(head), dict(parts)
         response = _registered(request, question, state)
     run = request.messages_list[0].metadata.run_id
-    _store(response, objects, request.node, run, lambda each: fleet.push_object(each, state))
+    if size := _store(response, objects, run, state):
+        state.store_traffic(run, bytes_sent=0, bytes_recv=size)
     if confirm is not None:
         fleet.confirm_message_received(confirm, state, state.object_store)
     return response
@@ -182,8 +174,7 @@ def flat_tree(tree: ObjectTree) -> ObjectTree:
     The store keeps the children that the first tree with a name gives to it. So a node could give
     false children to an object that others send later, and 40 names could become 2 ** 40 objects.
     """
-    names = dict.fromkeys(each.object_id for each in inflatable.iterate_object_tree(tree))
-    below = [ObjectTree(object_id=each) for each in names if each != tree.object_id]
+    below = [ObjectTree(object_id=each) for each in ids_of(tree) if each != tree.object_id]
     return ObjectTree(object_id=tree.object_id, children=below)
 
 
@@ -220,38 +211,26 @@ def for_server(
     sends: Callable[[bytes], bool],
     state: Any,
     task: Any,
-) -> list[Reply] | None:
+) -> list[tuple[str, bytes]] | None:
     """Return the replies to a ServerApp's messages that are ready; None if no reply is ready.
+
+    They are Flower's response and the replies' objects, as parts of a bundle. The server forgets
+    these objects.
 
     `arriving`: the incomplete replies; `sends`: returns whether the node with this public key is
     sending an object now; `task`: the ServerApp's task.
     """
-
-    def fetch(name: str) -> bytes | None:
-        if content := state.object_store.get(name):
-            return bytes(content)
-        wanted = PullObjectRequest(node=SERVER, run_id=task.run_id, object_id=name)
-        found = runtime.pull_object(wanted, state, task)
-        if not found.object_found:
-            raise LookupError(name)
-        return found.object_content if found.object_available else None
-
-    if ids := arriving.not_yet(task.run_id, request.message_ids):
-        asks = PullAppMessagesRequest(message_ids=ids)
-        arriving.add(task.run_id, runtime.pull_messages(asks, state, task))
-    try:
-        found = arriving.ready(
-            task.run_id, request.message_ids, fetch, lambda node: sends(key_of(node, state))
+    run, store = task.run_id, state.object_store
+    with _registering:  # else the store could change between the check and the call
+        ids = arriving.without(
+            run, request.message_ids, state, lambda node: sends(key_of(node, state))
         )
-    except FlowerError:  # the run is over
-        return None
-    return found or None
-
-
-def received(replies: Iterable[Reply], state: Any) -> None:
-    """Delete the objects of replies that a ServerApp has received, also of incomplete replies."""
-    for each in replies:
-        state.object_store.delete(each.message.metadata.message_id)
+        response = runtime.pull_messages(PullAppMessagesRequest(message_ids=ids), state, task)
+        names = [name for tree in response.message_object_trees for name in ids_of(tree)]
+        objects = {name: content for name in names if (content := store.get(name))}
+        for each in response.messages_list:
+            store.delete(each.metadata.message_id)
+    return [("response", response.SerializeToString()), *objects.items()] if names else None
 
 
 def from_server(
@@ -266,32 +245,21 @@ def from_server(
     for message in request.messages_list:
         message.metadata.created_at = steady_clock.now().timestamp()
     response = runtime.push_messages(request, state, task)
-    _store(
-        response,
-        objects,
-        SERVER,
-        task.run_id,
-        lambda each: runtime.push_object(each, state, task),
-    )
+    _store(response, objects, task.run_id, state)
     return response
 
 
-def _store(response: Any, objects: Mapping[str, bytes], node: Node, run: int, push: Writer) -> None:
-    """Store the objects that the response asks for in `objects_to_push`.
+def _store(response: Any, objects: Mapping[str, bytes], run: int, state: Any) -> int:
+    """Store the objects that the response asks for in `objects_to_push`; return their bytes.
 
     Afterwards that list names only the objects that are still missing.
     """
-
-    def is_stored(name: str) -> bool:
-        request = SimpleNamespace(
-            node=node,
-            run_id=run,
-            object_id=name,
-            object_content=objects[name],
-            session_id=response.session_id,
-        )
-        return push(request).stored
-
-    missing = [n for n in response.objects_to_push if n not in objects or not is_stored(n)]
+    asked, size = list(response.objects_to_push), 0
     del response.objects_to_push[:]
-    response.objects_to_push.extend(missing)
+    for name in asked:
+        content = objects.get(name, b"")
+        if content and state.store_object(run, response.session_id, name, content):
+            size += len(content)
+        else:
+            response.objects_to_push.append(name)
+    return size

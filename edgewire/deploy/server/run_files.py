@@ -21,15 +21,15 @@ PIECE = 1 << 20  # bytes that are read at once
 DAY = 86400.0  # seconds
 
 
-async def results_of(output: Path | None, request: Request) -> Response:
+async def results_of(output: Path, request: Request) -> Response:
     """Return the sizes of a run's files, or one file from byte `start` on.
 
     The request's path ends in RUN or RUN/FILE. `output`: the folder that holds each run's folder.
     Raises `HTTPException` 404 for an unknown run or file, 400 for an invalid `start`.
     """
     run, _, name = request.url.path.partition("/runs/")[2].partition("/")
-    folder = None if output is None else output / run
-    if folder is None or not is_plain(run) or not folder.is_dir():
+    folder = output / run
+    if not is_plain(run) or not folder.is_dir():
         raise HTTPException(404, f"there is no run {run}")
     if not name:
         sizes = LocalFiles(folder).sizes()

@@ -171,7 +171,7 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
         load(nodes)
         ours["enrolment"] = Enrolment(options.state / TOKENS, nodes, options.keys / f"{CA}.crt")
     return [
-        (LocalOnly, {"closed": not (options.insecure or options.any_node)}),
+        (LocalOnly, {}),
         (Monitor, {"output": runs, "certificate": certificate, "states": states}),
         (SignedUploads, {"budget": budget}),
         (BundleApi, ours),
@@ -185,7 +185,7 @@ def serve(
 
     `files`: its certificate and the key; None: it has none.
     """
-    import flwr.superlink.main
+    import flwr.superlink.main  # noqa: F401  # the steady clock is for modules that are loaded
     import uvicorn
     from flwr.superlink import extensions
     from starlette.middleware import Middleware
@@ -202,9 +202,6 @@ def serve(
     cli: Any = import_module("flwr.superlink.cli.flower_superlink")
     extensions.get_middleware, theirs_to_start = ours, cli._get_superexec_command
     cli._get_superexec_command = lambda **options: [*SUPEREXEC, *theirs_to_start(**options)[1:]]
-    app: Any = flwr.superlink.main
-    if hasattr(app, "get_middleware"):  # some releases of Flower import the function itself
-        app.get_middleware = ours
     times: dict[str, Any] = {"timeout_keep_alive": KEPT, "timeout_graceful_shutdown": ENDING}
     uvicorn.run = partial(uvicorn.run, **times, **uvicorn_options(files))
     many_connections()

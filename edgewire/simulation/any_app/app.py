@@ -17,8 +17,7 @@ from flwr.common.config import flatten_dict, fuse_dicts, parse_config_args, vali
 from flwr.serverapp import ServerApp
 
 from edgewire.machine.errors import Ended, UsageError, one_line
-from edgewire.machine.own_package import HOME, use_package_of
-from edgewire.simulation.workers.node_host import load_object
+from edgewire.machine.own_package import HOME, load_object, use_package_of
 from edgewire.task.errors import described
 
 T = TypeVar("T")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from operator import attrgetter
 from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
@@ -14,17 +12,12 @@ from flwr.common.constant import ErrorCode
 
 from edgewire.compression.flower.records import content_of, metadata_of, values_of
 from edgewire.machine.errors import Ended
+from edgewire.machine.own_package import load_object
 
 log = logging.getLogger("edgewire")
 
 KINDS = (ArrayRecord, ConfigRecord, MetricRecord)
 Answering = Callable[[Message, Context], Message]  # the type of a ClientApp
-
-
-def load_object(reference: str) -> Any:
-    """Return the object that `package.module:name` or `package.module:name.attribute` names."""
-    module, _, name = reference.partition(":")
-    return attrgetter(name)(import_module(module))
 
 
 @dataclass(frozen=True)

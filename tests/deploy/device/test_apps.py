@@ -82,22 +82,32 @@ def test_a_bundle_is_unpacked_once_only(tmp_path):
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_app_is_removed_at_the_next_start(kind, tmp_path, caplog):
+def test_each_process_replaces_damaged_files_and_removes_a_damaged_bundle(kind, tmp_path, caplog):
     folder, data = tmp_path / "apps", bytes(bundle())
     digest = digest_of(data)
-    for name in (f"{digest}/app/main.py", f"{digest}.fab"):
-        Apps(folder).put(digest, data)
-        running, cache = Apps(folder), folder / digest / "app" / "__pycache__"
-        cache.mkdir()
-        (cache / "main.pyc").write_bytes(b"bytecode, of which nobody has a hash")
-        (folder / digest / "written").write_bytes(b"by the app itself")
-        assert running.has(digest)
-        assert not cache.exists()
-        DAMAGE[kind](folder / name)
-        assert running.has(digest)  # a process checks an app once: it has imported its modules
-        assert not Apps(folder).has(digest)
-        assert not (folder / digest).exists()
+    main, bundled = folder / digest / "app" / "main.py", folder / f"{digest}.fab"
+    Apps(folder).put(digest, data)
+    running, cache = Apps(folder), folder / digest / "app" / "__pycache__"
+    cache.mkdir()
+    (cache / "main.pyc").write_bytes(b"bytecode, of which nobody has a hash")
+    (folder / digest / "written").write_bytes(b"by the app itself")
+    assert running.has(digest)
+    assert not cache.exists()
+    os.utime(main, (1, 1))
+    assert Apps(folder).has(digest)
+    assert main.stat().st_mtime == 1  # what is sound is not written: the disk may be full
+    DAMAGE[kind](main)
+    assert running.has(digest)  # it has imported its modules
+    assert not main.exists() or main.read_bytes() != TEXT
+    assert Apps(folder).has(digest)
+    assert main.read_bytes() == TEXT
+    assert (folder / digest / "written").exists()
+    DAMAGE[kind](bundled)
+    assert running.has(digest)
+    assert not Apps(folder).has(digest)
+    if kind != "gone":
         assert "is damaged: it is fetched again" in caplog.messages.pop()
+        assert not (folder / digest).exists()
 
 
 def test_the_files_of_removed_apps_go_with_them(tmp_path):
@@ -112,7 +122,7 @@ def test_the_files_of_removed_apps_go_with_them(tmp_path):
 
 APP = """
 [tool.flwr.app.components]
-clientapp = "small_app:app"
+clientapp = "small-app:app"
 """
 
 
@@ -120,7 +130,7 @@ def small(number):
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         archive.writestr("pyproject.toml", f"# {number}{APP}")
-        archive.writestr("small_app.py", "import flwr.clientapp\napp = flwr.clientapp.ClientApp()")
+        archive.writestr("small-app.py", "import flwr.clientapp\napp = flwr.clientapp.ClientApp()")
     return made.getvalue()
 
 
@@ -132,7 +142,7 @@ def test_the_app_used_last_stays_after_the_clock_was_set_back(tmp_path, monkeypa
         ahead = time.time() + 365 * 86400 * (number > 0)
         os.utime(tmp_path / f"{digest_of(each)}.fab", (ahead, ahead))
     apps.load(digest_of(bundles[0]))
-    del sys.modules["small_app"]
+    del sys.modules["small-app"]
     apps.put(digest_of(bundles[-1]), bundles[-1])
     kept = [Apps(tmp_path).has(digest_of(each)) for each in bundles]
     assert (kept[0], kept[-1], sum(kept)) == (True, True, MOST_APPS)

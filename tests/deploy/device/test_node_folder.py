@@ -9,7 +9,7 @@ import pytest
 from flwr.app import RecordDict
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 
-from edgewire.deploy.device.node_folder import MOST_RUNS, NodeFolder, known_id
+from edgewire.deploy.device.node_folder import MOST_RUNS, NodeFolder
 from edgewire.machine.errors import UsageError
 from tests.deploy.damage import DAMAGE
 from tests.local_runs import raising
@@ -82,10 +82,11 @@ def test_a_folder_has_one_node(restarted, tmp_path):
         NodeFolder(tmp_path)
 
 
-def test_an_id_belongs_to_a_server_and_a_key(restarted, tmp_path):
-    restarted().remember("a:1", b"key", 7)
+def test_an_id_belongs_to_a_server_and_a_key(restarted):
+    there = restarted()
+    there.remember("a:1", b"key", 7)
     pairs = [("a:1", b"key"), ("b:1", b"key"), ("a:1", b"other")]
-    assert [known_id(tmp_path, *pair) for pair in pairs] == [7, None, None]
+    assert [there.known_id(*pair) for pair in pairs] == [7, None, None]
 
 
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])

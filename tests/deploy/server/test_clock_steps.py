@@ -17,7 +17,11 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
+from flwr.proto.runtime_pb2 import (
+    PullAppMessagesRequest,
+    PullAppMessagesResponse,
+    PushAppMessagesRequest,
+)
 from flwr.supercore import date
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.fab import Fab
@@ -37,6 +41,7 @@ from edgewire.deploy import signed_header
 from edgewire.deploy.device import client
 from edgewire.deploy.device.app_runner import answered, message_of
 from edgewire.deploy.device.throttled_log import ThrottledLog
+from edgewire.deploy.device.transport import ids_of
 from edgewire.deploy.server import message_store, steady_clock
 from edgewire.deploy.server.incomplete_replies import IncompleteReplies
 from edgewire.deploy.server.node_processes import NodeProcesses
@@ -194,9 +199,13 @@ class Exchange(RuleBasedStateMachine):
         found = waiting and message_store.for_server(
             request, self.arriving, lambda node: False, self.state, self.identity
         )
-        for each in found or []:
-            self.replies[each.message.metadata.reply_to_message_id].append(each.message)
-            assert not each.missing
+        (_, head), *objects = found or [("response", b"")]
+        response = PullAppMessagesResponse.FromString(head)
+        for message, tree in zip(
+            response.messages_list, response.message_object_trees, strict=True
+        ):
+            self.replies[message.metadata.reply_to_message_id].append(message)
+            assert {*ids_of(tree)} <= dict(objects).keys()
 
     def teardown(self):
         for _ in self.asked:
@@ -241,8 +250,8 @@ def _raised(message, content):
     raise ValueError("the app fails")
 
 
-def test_each_message_gets_one_reply_when_clocks_step(steady, monkeypatch):
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+def test_each_message_gets_one_reply_when_clocks_step(steady, monkeypatch, caplog):
+    caplog.set_level(logging.CRITICAL, "flwr")
     monkeypatch.setattr(steady_clock, "time", SimpleNamespace(monotonic=lambda: CLOCKS.true))
     monkeypatch.setattr(date, "datetime", SimpleNamespace(datetime=CLOCKS, UTC=UTC))
     monkeypatch.setattr(time, "time", lambda: CLOCKS.now().timestamp())

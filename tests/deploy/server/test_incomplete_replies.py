@@ -1,8 +1,9 @@
 """A reply with missing objects delays no other reply, and waits for a limited time."""
 
+from types import SimpleNamespace
+
 import pytest
-from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
-from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.proto.message_pb2 import Message, Metadata
 
 from edgewire.deploy.server import incomplete_replies
 from edgewire.deploy.server.incomplete_replies import (
@@ -15,72 +16,106 @@ from edgewire.deploy.server.incomplete_replies import (
 RUN = 7
 
 
-def announced(*names):
-    """Return the server's response that announces replies with these names, of one object each."""
-    trees = [ObjectTree(object_id=each, children=[ObjectTree(object_id=f"in {each}")])
-             for each in names]  # fmt: skip
-    messages = [
-        Message(metadata=Metadata(message_id=each, src_node_id=5, reply_to_message_id=f"to {each}"))
-        for each in names
-    ]
-    return PullAppMessagesResponse(messages_list=messages, message_object_trees=trees)
+class Store(dict):
+    """The SuperLink's objects: id -> content, or b"" before it has arrived."""
+
+
+def announced(*names, more=()):
+    """Return a SuperLink's state with replies of these names, of one object each.
+
+    `more`: further objects of the first one.
+    """
+    store = Store()
+    store.store = {each: SimpleNamespace(child_object_ids=[f"in {each}"]) for each in names}
+    store.store[names[0]].child_object_ids += more
+    for name, entry in store.store.items():
+        store |= dict.fromkeys([*entry.child_object_ids, name], b"")
+    replies = {each: Message(metadata=Metadata(src_node_id=5)) for each in names}
+    asked = {f"to {each}": each for each in names}
+    return SimpleNamespace(
+        object_store=store,
+        message_ins_store=dict(asked),
+        message_res_store=replies,
+        message_ins_id_to_message_res_id=asked,
+    )
+
+
+def taken(state, found):
+    """Let the SuperLink hand out replies, as it does for a ServerApp; return their names."""
+    names = [state.message_ins_id_to_message_res_id.pop(each) for each in found]
+    for message, name in zip(found, names, strict=True):
+        del state.message_ins_store[message], state.message_res_store[name]
+    return names
 
 
 def test_a_complete_reply_does_not_wait_for_another(clock):
-    arriving, there = IncompleteReplies(clock), {"a": b"1", "in a": b"2", "b": b"3"}
-    arriving.add(RUN, announced("a", "b"))
-    asked = ["to a", "to b"]
+    arriving, state = IncompleteReplies(clock), announced("a", "b")
+    state.object_store |= {"a": b"1", "in a": b"2", "b": b"3"}
+    asked = ["to a", "to nobody", "to b"]
 
     def ready(sends=False):
-        found = arriving.ready(RUN, asked, there.get, lambda node: sends)
-        return {each.message.metadata.message_id: each.objects for each in found}
+        return arriving.without(RUN, asked, state, lambda node: sends and node == 5)
 
-    assert ready() == {"a": {"a": b"1", "in a": b"2"}}
+    assert ready() == ["to a", "to nobody"]
     assert arriving.waits(RUN)
-    assert arriving.not_yet(RUN, asked) == ["to a"]
+    assert not arriving.waits(RUN + 1)
+    taken(state, ["to a"])
+    asked.remove("to a")
     clock.now += EXPIRES - 1
-    assert ready() == {}
+    assert ready() == ["to nobody"]
     clock.now += 1
-    assert ready(sends=True) == {}  # a large object takes time
-    there["in b"] = b"4"
-    assert ready() == {"b": {"b": b"3", "in b": b"4"}}
+    assert ready(sends=True) == ["to nobody"]  # a large object takes time
+    state.object_store["in b"] = b"4"
+    assert ready() == ["to nobody", "to b"]
     assert not arriving.waits(RUN)
 
 
 def test_each_arriving_object_extends_the_time(clock):
-    arriving, there = IncompleteReplies(clock), {}
-    arriving.add(RUN, announced("a"))
+    arriving, state = IncompleteReplies(clock), announced("a")
+
+    def ready():
+        return arriving.without(RUN, ["to a"], state, lambda node: False)
+
+    assert ready() == []
     clock.now += EXPIRES - 1
-    there["in a"] = b"1"
-    assert arriving.ready(RUN, ["to a"], there.get, lambda node: False) == []
+    state.object_store["in a"] = b"1"
+    assert ready() == []
     clock.now += EXPIRES - 1
-    assert arriving.ready(RUN, ["to a"], there.get, lambda node: False) == []
+    assert ready() == []
     clock.now += 1
-    (found,) = arriving.ready(RUN, ["to a"], there.get, lambda node: False)
-    assert found.missing == ["a"]
+    assert ready() == ["to a"]
     assert not arriving.waits(RUN)
 
 
 def test_a_missing_object_is_not_awaited_for_ever(clock):
-    arriving = IncompleteReplies(clock)
-    arriving.add(RUN, announced("a"))
-    (found,) = arriving.ready(RUN, ["to a"], {}.__getitem__, lambda node: True)
-    assert found.objects == {}
+    arriving, state = IncompleteReplies(clock), announced("a")
+    del state.object_store["in a"]
+    assert arriving.without(RUN, ["to a"], state, lambda node: True) == ["to a"]
 
 
-def test_a_reply_is_given_to_its_own_run_and_message_only(clock):
-    arriving, there = IncompleteReplies(clock), {"a": b"1", "in a": b"2"}
-    arriving.add(RUN, announced("a"))
-    assert arriving.ready(RUN, ["to b"], there.get, lambda node: False) == []
-    assert arriving.ready(RUN + 1, ["to a"], there.get, lambda node: False) == []
-    assert len(arriving.ready(RUN, ["to a"], there.get, lambda node: False)) == 1
+def test_a_dropped_reply_is_a_failure(clock):
+    """Flower drops a reply if an object of it takes over 180 s: nobody else answers its message."""
+    arriving, state, deleted = IncompleteReplies(clock), announced("a", "b"), set()
+    state.delete_messages = deleted.update
+    asked = ["to a", "to b"]
+    assert arriving.without(RUN, asked, state, lambda node: True) == []
+    state.message_res_store.pop(state.message_ins_id_to_message_res_id.pop("to a"))
+    for each in ("a", "in a"):
+        del state.object_store[each]
+    assert arriving.without(RUN, asked, state, lambda node: True) == ["to a"]
+    assert deleted == {"to a"}  # so Flower reports an error
 
 
-def test_nothing_remains_of_a_finished_run(clock):
-    arriving = IncompleteReplies(clock)
-    arriving.add(RUN, announced("a", "b"))
-    clock.now += FORGOTTEN + 1
-    arriving.add(RUN + 1, announced("c"))
+@pytest.mark.parametrize("how", ["removed", "not asked for"])
+def test_nothing_remains_of_a_reply_that_nobody_awaits(how, clock):
+    arriving, state = IncompleteReplies(clock), announced("a", "b")
+    assert arriving.without(RUN, ["to a"], state, lambda node: False) == []
+    assert arriving.waits(RUN)
+    if how == "removed":
+        taken(state, ["to a"])  # the SuperLink forgets it with the run
+    else:
+        clock.now += FORGOTTEN
+    assert arriving.without(RUN + 1, ["to b"], state, lambda node: False) == []
     assert not arriving.waits(RUN)
     assert arriving.waits(RUN + 1)
 
@@ -88,43 +123,45 @@ def test_nothing_remains_of_a_finished_run(clock):
 @pytest.mark.parametrize(("arrived", "most"), [(False, 16), (True, MOST_LOOKED)])
 def test_a_look_asks_for_few_objects_and_misses_none(clock, arrived, most):
     """A look at a reply of many objects takes a limited time; later looks find all of them."""
-    arriving, there, asked = IncompleteReplies(clock), {"a": b"1", "in a": b"2"}, []
-    names = [f"{number:05}" for number in range(2000)]
-    response = announced("b", "a")
-    response.message_object_trees[0].children.extend(ObjectTree(object_id=n) for n in names)
-    arriving.add(RUN, response)
+    names, looks = [f"{number:05}" for number in range(2000)], []
+    arriving, state = IncompleteReplies(clock), announced("b", "a", more=names)
+    state.object_store |= {"a": b"1", "in a": b"2"}
+    whole = dict.fromkeys(["b", "in b", *names], b"3")
     if arrived:
-        there |= dict.fromkeys(["b", "in b", *names], b"3")
+        state.object_store |= whole
 
-    def fetch(name):
-        asked.append(name)
-        return there.get(name)
+    def get(name):
+        looks.append(name)
+        return state.object_store[name]
+
+    state.object_store.get = get
 
     def ready():
-        asked.clear()
-        found = arriving.ready(RUN, ["to a", "to b"], fetch, lambda node: False)
-        return {each.message.metadata.message_id: each.objects for each in found}
+        looks.clear()
+        asked = [*state.message_ins_id_to_message_res_id]
+        return taken(state, arriving.without(RUN, asked, state, lambda node: False))
 
-    assert ready() == {"a": {"a": b"1", "in a": b"2"}}
-    looked = {*asked}
-    assert len(asked) <= most + 2
+    assert ready() == ["a"]
+    looked = {*looks}
+    assert len(looks) <= most + 2
+    found = []
     for _ in range(2002 // most):
         found = ready()
-        assert len(asked) <= most
-        looked.update(asked)
-    assert looked == {"a", "in a", "b", "in b", *names}
-    there |= dict.fromkeys(["b", "in b", *names], b"3")
+        assert len(looks) <= most
+        looked.update(looks)
+    assert looked == {"a", "in a", *whole}
+    state.object_store |= whole
     while not found:
         found = ready()
-    assert found == {"b": dict.fromkeys(["in b", *names, "b"], b"3")}
+    assert found == ["b"]
 
 
 def test_a_response_holds_a_few_large_replies(clock, monkeypatch):
     """The ServerApp takes at most 4 GB in a response, so many large replies need several."""
     monkeypatch.setattr(incomplete_replies, "ENOUGH", 25)
-    arriving, names = IncompleteReplies(clock), [f"{number}" for number in range(7)]
-    arriving.add(RUN, announced(*names))
-    asked, counts = [f"to {each}" for each in names], []
-    while arriving.waits(RUN):
-        counts.append(len(arriving.ready(RUN, asked, lambda name: bytes(5), lambda node: False)))
+    arriving, state = IncompleteReplies(clock), announced(*(f"{number}" for number in range(7)))
+    state.object_store |= dict.fromkeys(state.object_store, bytes(5))
+    counts = []
+    while asked := [*state.message_ins_id_to_message_res_id]:
+        counts.append(len(taken(state, arriving.without(RUN, asked, state, lambda node: False))))
     assert counts == [3, 3, 1]
