@@ -248,12 +248,14 @@ def fill(
 
 @cache
 def _generates_data(experiment: str) -> bool:
-    """Return whether an experiment chooses a task whose data set is generated, without a folder."""
+    """Return whether an experiment, or a case of it, has a data set that takes no folder."""
     file = ROOT / EXPERIMENTS / f"{experiment}.yaml"
-    made: Any = OmegaConf.load(file) if file.is_file() else {}
+    made: Any = OmegaConf.load(file) if file.is_file() else OmegaConf.create()
     defaults = made.get("defaults", [])
     chosen = {key for each in defaults if isinstance(each, DictConfig) for key in each}
-    return "override /task" in chosen and "override /dataset" not in chosen
+    cases = OmegaConf.select(made, "hydra.sweeper.cases") or []
+    own = any("task=" in case for case in cases)
+    return own or ("override /task" in chosen and "override /dataset" not in chosen)
 
 
 def smoothed(run: Run, count: int) -> Run:
