@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from itertools import count
 from logging import getLogger
 from typing import Any
 
@@ -64,6 +65,9 @@ class SecureRounds(Rounds):
         assert strategy.codecs.uplink is not None  # conf/rules.py
         self._of = SumOf.of(strategy.codecs.uplink, self.layout, mode)
         self._warned = False
+        least, among = self._options.least, strategy.participation
+        enough = next(n for n in count(least) if among.drawn(n) >= least)  # conf/rules.py
+        self.least_online = enough, f"secure.least={least}"
         self._begin_session()
 
     def _begin_session(self) -> None:
@@ -75,10 +79,12 @@ class SecureRounds(Rounds):
         self._told: dict[int, int] = {}  # by node, how many keys of the list it knows
 
     def advance(self, lr: float, timeout: float) -> bool:
-        """Run one round at the learning rate `lr`; return False if no node is available."""
+        """Run one round at the learning rate `lr`; return False if too few nodes are available."""
         number, failures = self._state.round + 1, self._strategy.failures
         asked, _ = self.drawn(number)
-        if not asked:
+        if self._present < self.least_online[0]:
+            text = "%d nodes are left, and %s asks for %d"
+            self.ended = text % (self._present, *reversed(self.least_online))
             return False
         failures.begin_round(asked=len(asked))
         self._heard, used = 0, list[int]()

@@ -134,6 +134,22 @@ def test_seven_of_twenty_are_too_many_and_the_run_goes_on(
     assert sums == [20, 20]
 
 
+def test_a_round_waits_until_enough_nodes_are_online(sums, tmp_path, caplog):
+    local_run(tmp_path, *RUN, "network.join_seconds=9", "network.seconds_per_step=0.01")
+    assert [result_of(tmp_path)["failures"], *sums][:2] == [0, 3]
+    assert len(sums) == 3
+    assert caplog.text.count("secure.least=3 asks for 3: the server waits") == 1
+
+
+def test_a_run_ends_when_too_few_nodes_are_left(sums, tmp_path, caplog):
+    lasting = ["nodes=10", "secure.least=8", "rounds=20", "network.crash=0.03", "timeout=10"]
+    local_run(tmp_path, *RUN, *lasting)
+    rounds = len(history_of(tmp_path)) - 1
+    assert 1 < rounds < 20
+    assert f"6 nodes are left, and secure.least=8 asks for 8; {rounds} of 20" in caplog.text
+    assert sums
+
+
 def test_bare_loses_the_round_of_a_lost_node(sums, monkeypatch, tmp_path, caplog):
     dropping(monkeypatch, "train.step", 2, {3})
     local_run(tmp_path, *RUN, "secure=bare")
