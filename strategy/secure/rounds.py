@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edgewire.compression.base import PayloadError, quiet
 from edgewire.compression.flower.headers import HEADER, LOSS, DownlinkHeader, TrainConfig
 from edgewire.compression.flower.message_size import measured, other_than_payloads
+from edgewire.compression.flower.node_names import called
 from edgewire.compression.flower.records import (
     content_of,
     filled,
@@ -33,7 +34,7 @@ from edgewire.compression.flower.secure_messages import (
     secure_values,
 )
 from edgewire.compression.flower.server.inbox import count_received
-from edgewire.compression.flower.traffic import reason_of
+from edgewire.compression.flower.traffic import in_one_line, reason_of
 from edgewire.compression.secure import Coordinator, Roster, SecureError, roster_of
 from edgewire.compression.secure.certificates import LONGEST
 from edgewire.compression.secure.terms import KEY, expect_bytes, to_bitmap
@@ -89,11 +90,18 @@ class SecureRounds(Rounds):
         failures.begin_round(asked=len(asked))
         self._heard, used = 0, list[int]()
         totals = list[NDArray[np.int64]]()
+        self._summing, self._silent = list[int](), dict[int, str]()
         try:
             used, totals = self._summed(number, asked, lr, timeout)
         except PayloadError as error:
             used = []
             log.warning("round %d has no sum, and the model stays as it was: %s", number, error)
+            for node, reason in self._silent.items():
+                failures.leave_out(node, reason, f"round {number}: ")
+        if used and self._silent:
+            text = "round %d: the sum has the updates of nodes that sent no shares for it: %s"
+            nodes = (f"{called(node)} ({reason})" for node, reason in self._silent.items())
+            log.warning(text, number, in_one_line(", ".join(nodes)))
         failures.end_round(number, len(used), self._heard)
         self._apply(used, totals, lr)
         self._state.round = number
@@ -125,7 +133,7 @@ class SecureRounds(Rounds):
                 break
         if self._of.sums:
             offers = {node: {"sealed": sum_of.sealed_for(self._places[node])} for node in nodes}
-        used = self._train(number, offers, lr, timeout, sum_of)
+        self._summing = used = self._train(number, offers, lr, timeout, sum_of)
         if self._of.sums:
             ending = {"alive": sum_of.alive(), "round": number.to_bytes(8, "little")}
             offers = dict.fromkeys(used, ending)
@@ -280,10 +288,16 @@ class SecureRounds(Rounds):
         return content
 
     def _leave_out(self, number: int, node: int, reason: str) -> None:
-        """Count a failure; the node may have lost its keys, so it is asked for them again."""
+        """Count a failure; the node may have lost its keys, so it is asked for them again.
+
+        A node whose update is to be in the sum counts as failed only if there will be no sum.
+        """
         self._told.pop(node, None)
         self._places.pop(node, None)
-        self._strategy.failures.leave_out(node, reason, f"round {number}: ")
+        if node in self._summing:
+            self._silent[node] = reason
+        else:
+            self._strategy.failures.leave_out(node, reason, f"round {number}: ")
 
     @quiet
     def _apply(self, used: list[int], totals: list[NDArray[np.int64]], lr: float) -> None:

@@ -113,7 +113,10 @@ def test_three_of_ten_nodes_may_drop_out(kind, left, sums, monkeypatch, tmp_path
     dropping(monkeypatch, kind, 2, {2, 5, 9})
     local_run(tmp_path, *RUN, "nodes=10")
     assert sums == [10, left, 10]
-    assert result_of(tmp_path)["failures"] == 3
+    counted = result_of(tmp_path)  # 30 updates were asked for
+    assert (counted["failures"], counted["client_updates"]) == (10 - left, 20 + left)
+    said = "the sum has the updates of nodes that sent no shares for it: node 2 (OSError: "
+    assert (said in caplog.text) == (kind == "query.secure_unmask")
     assert "has no sum" not in caplog.text
 
 
@@ -127,6 +130,7 @@ def test_seven_of_twenty_are_too_many_and_the_run_goes_on(
     local_run(tmp_path, *RUN, "nodes=20")
     assert "round 2 has no sum" in caplog.text
     assert "13 of 20 nodes" in caplog.text
+    assert result_of(tmp_path)["failures"] == 7
     assert len(history_of(tmp_path)) == 4
     # Updates of round 2 come back in round 3, because a server that lies about who dropped can get
     # a sum of five of these nodes at least, and unless the nodes have given the shares for a sum.
