@@ -1,6 +1,7 @@
 """Rounds of `SparseAveraging` of which the server sees only the sum of the nodes' updates."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from itertools import count
 from logging import getLogger
@@ -43,6 +44,7 @@ from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.synchronous import Rounds, SparseAveraging
 
 NO_CERTIFICATE = "it has no certificate, and most nodes have: `keys node --renew NAME` makes one"
+PLACED = re.compile(r"a share of place (\d{1,3})\b")  # what `Masks.open` says of another node
 SPARE = 64  # keys of nodes that have others now, which the list of keys may hold
 log = getLogger("edgewire")
 
@@ -90,6 +92,7 @@ class SecureRounds(Rounds):
         failures.begin_round(asked=len(asked))
         self._heard, used = 0, list[int]()
         totals = list[NDArray[np.int64]]()
+        self._peers = list[int]()  # the round's nodes, by their place in the roster
         self._summing, self._silent = list[int](), dict[int, str]()
         try:
             used, totals = self._summed(number, asked, lr, timeout)
@@ -120,6 +123,8 @@ class SecureRounds(Rounds):
             roster = self._roster(number, asked, timeout)
             sum_of = Coordinator(self._of.terms(self._run, said), roster, self._options.masks)
             there = {peer.node for peer in roster.peers}
+            at = {place: node for node, place in self._places.items()}
+            self._peers = [at[peer.node] for peer in roster.peers]
             nodes = [node for node in asked if self._places.get(node) in there]
             bitmap = to_bitmap(there, len(self._keys))
             offers = {node: {**self._unknown_keys(node), "roster": bitmap} for node in nodes}
@@ -294,6 +299,9 @@ class SecureRounds(Rounds):
         """
         self._told.pop(node, None)
         self._places.pop(node, None)
+        if (said := PLACED.search(reason)) and int(said[1]) < len(self._peers):
+            other = called(self._peers[int(said[1])])
+            reason = reason.replace(said[0], f"a share of {other}", 1)
         if node in self._summing:
             self._silent[node] = reason
         else:

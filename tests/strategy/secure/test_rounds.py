@@ -344,6 +344,25 @@ def test_what_needs_single_updates_is_refused_in_one_line(words):
     assert "\n" not in str(found.value)
 
 
+def test_who_sealed_a_share_that_does_not_open_is_named(monkeypatch, tmp_path, caplog):
+    answer = SecureMod.answer
+
+    def answering(self, message, context):
+        reply = answer(self, message, context)
+        record = values_of(content_of(reply))[SECURE]
+        if context.node_id == 5 and "sealed" in values_of(record):
+            values_of(record)["sealed"] = bytes(len(values_of(record)["sealed"]))
+        return reply
+
+    monkeypatch.setattr(SecureMod, "answer", answering)
+    dropping(monkeypatch, "query.secure_keys", 1, {2})  # so places are no numbers of nodes
+    with pytest.raises(PayloadError, match="no update could be used"):
+        local_run(tmp_path, *RUN, "rounds=1", "nodes=6")
+    for node in (1, 3, 4, 6):
+        said = f"node {node} left out: SecureError: a share of node 5 does not open"
+        assert said in caplog.text
+
+
 @given(st.data())
 @settings(max_examples=8, deadline=None)
 def test_no_answer_of_a_node_ends_a_run(tmp_path_factory, data):
