@@ -3,7 +3,8 @@
 import pytest
 
 from edgewire.command import job
-from tests.runs import QUICK, result_of
+from edgewire.conf.load import to_config
+from tests.runs import QUICK, composed, result_of
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg_f2i_both", "edgewire", "fedavg_secure"])
@@ -52,6 +53,21 @@ def test_an_option_without_effect_is_named(command, words, ignored):
     assert code == 0
     said = [line.split()[1] for line in printed.out.splitlines() if "= has no effect" in line]
     assert said == [f"{ignored}="] * bool(ignored)
+
+
+@pytest.mark.parametrize(
+    ("words", "warns"),
+    [
+        (["strategy.fraction_train=0.6"], True),
+        (["strategy.fraction_train=0.6", "secure=bare"], False),
+        (["strategy.fraction_train=0.6", "compression.feedback=false"], False),
+        ([], False),
+    ],
+)
+def test_a_secure_sum_of_some_nodes_says_what_they_lose(words, warns, caplog):
+    caplog.set_level("WARNING")
+    job.prepare(to_config(composed("algorithm=fedavg_secure", *words)))
+    assert ("lose what they have not sent" in caplog.text) == warns
 
 
 @pytest.mark.parametrize("resumes", [True, False])
