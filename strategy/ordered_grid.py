@@ -65,11 +65,18 @@ class OrderedGrid(GridWrapper):
         change: float | None = self.next_change
         return float(self.now + LOOK_AGAIN) if change is None else change
 
-    def wait_for_nodes(self) -> list[int]:
-        """Wait for a node, and return the ids of all available nodes; none if none will appear."""
-        while not (nodes := list(self.get_node_ids())):
+    def wait_for_nodes(self, least: int = 1, why: str = "") -> list[int]:
+        """Wait for `least` nodes, and return the ids of all; fewer if no more will appear.
+
+        `why`: what asks for so many; the log says so if the server waits.
+        """
+        while len(nodes := list(self.get_node_ids())) < least:
             if self.next_look == math.inf:
                 break
+            if why:
+                text = "%d nodes are online, and %s asks for %d: the server waits"
+                log.warning(text, len(nodes), why, least)
+                why = ""
             if self.virtual_seconds is None:
                 time.sleep(1)  # until a node appears
             else:

@@ -174,7 +174,7 @@ class SparseAveraging(ParameterServer):
             self._evaluate(run, 0, run.rounds, rounds.arrays)
         while self.state.round < run.rounds:
             if not rounds.advance(cast(float, run.train_config["lr"]), run.timeout):
-                log.warning("no node is left; %d of %d rounds", self.state.round, run.rounds)
+                log.warning("%s; %d of %d rounds", rounds.ended, self.state.round, run.rounds)
                 break
             last = self.state.round == run.rounds
             asks = self.fraction_evaluate and (last or not self.state.round % self.eval_every)
@@ -191,6 +191,8 @@ class Rounds(Server):
     """Runs `SparseAveraging` round by round; `state` holds all that a checkpoint needs."""
 
     updates = 0.0  # the updates of a round, as nodes are told them; 0: as many as there are
+    least_online = 1, ""  # how many nodes a round waits for, and what asks for so many
+    ended = "no node is left"  # why `advance` returned False
 
     def __init__(self, strategy: SparseAveraging, grid: OrderedGrid, arrays: ArrayRecord) -> None:
         state = strategy.state
@@ -299,7 +301,8 @@ class Rounds(Server):
         The choice depends only on the seed and the round. Nodes whose backoff has not ended are
         left out, unless this would leave out all nodes.
         """
-        nodes, among, state = self._grid.wait_for_nodes(), self._strategy.participation, self._state
+        nodes = self._grid.wait_for_nodes(*self.least_online)
+        among, state = self._strategy.participation, self._state
         self._present = len(nodes)
         if gone := self.session.gone(lambda: nodes):
             kept = state.exchange, state.evaluations, state.screens, state.paces, state.failures

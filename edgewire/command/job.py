@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -154,6 +155,8 @@ def run(composed: DictConfig, folder: Path) -> None:
     takes = any(each.sparsifier == "energy" and each.fidelity is not None for each in codecs)
     if "batch_size" in given and config.privacy.unit == SAMPLE:
         log.warning("batch_size= has no effect: privacy.rate= draws the mini-batches")
+    if config.privacy.anyway and config.privacy.unit == SAMPLE:
+        log.warning("privacy.anyway= has no effect: it is for privacy=node")
     if "fidelity" in given and not takes:
         log.warning("fidelity= has no effect: compression=edgewire and downlink=edgewire have it")
     task = job_of(config, composed, folder)
@@ -212,14 +215,22 @@ def run(composed: DictConfig, folder: Path) -> None:
 
 
 def _expect_on(config: Config, given: Collection[str]) -> None:
-    """Raise `ConfigError` for an option of privacy or secure sums that would protect nothing."""
-    for group, cure, on in (
-        ("privacy", "sample", config.privacy.on),
-        ("secure", "sum", config.secure.mode != "none"),
-    ):
-        for word in given:
-            if word.startswith(f"{group}.") and group not in given and not on:
-                raise ConfigError(f"{word}= protects nothing without {group}={cure}, say: give it")
+    """Raise `ConfigError` for an option of privacy or secure sums that would protect nothing.
+
+    A sweep may have jobs with `privacy=none` beside others, and one word for the others' options. A
+    saved configuration of such a job has these options, too: there only words count.
+    """
+    hydra = HydraConfig.get()
+    for group, key, cure in (("privacy", "unit", "sample"), ("secure", "mode", "sum")):
+        values, saved = getattr(config, group), group not in hydra.runtime.choices
+        swept = hydra.mode is RunMode.MULTIRUN and f"{group}=none" in hydra.overrides.task
+        if getattr(values, key) != "none" or swept:
+            continue
+        for each in fields(values):
+            word, differs = f"{group}.{each.name}", getattr(values, each.name) != each.default
+            if each.name != key and (word in given or (differs and not saved)):
+                choice = f"{group}.{key}={cure}" if saved else f"{group}={cure}"
+                raise ConfigError(f"{word}= protects nothing without {choice}, say: give it")
     before = Path(file_of(config.model.file)).parent if config.model.file else None
     if before and (before / "privacy.jsonl").exists() and not config.privacy.on:
         log.warning("the model is of a private run, and privacy= is none: this run has no bound")
@@ -328,6 +339,12 @@ def prepare(config: Config) -> dict[str, Any]:
     if private.on and units and private.delta >= 1 / units:
         text = "privacy.delta=%g allows that one %s is not hidden at all: give one well below 1/%d"
         log.warning(text, private.delta, private.unit, units)
+    keeps = config.compression.feedback is not False
+    if config.secure.mode == "sum" and built.share_of(config) < 1 and keeps:
+        log.warning(
+            "nodes that were not in the same rounds lose what they have not sent: give "
+            "strategy.fraction_train=1, more compression.levels=, or secure=bare"
+        )
     if by_sample and len(data.train):
         expect_private(model, objective, built.local_of(config).precision, data)
     Schedule(config.schedule, config.lr, objective).step(loss=1.0)

@@ -25,7 +25,16 @@ from edgewire.report.format import human_bytes, human_seconds
 from edgewire.report.node_table import NODES
 from edgewire.report.notebook_card import card, curve_svg
 from edgewire.report.reader import GrowingFile, folders, readable, row_in
-from edgewire.report.runs import FAILED, HISTORY, HYDRA, OVERRIDES, Row, number, read_result
+from edgewire.report.runs import (
+    FAILED,
+    HISTORY,
+    HYDRA,
+    OVERRIDES,
+    Row,
+    number,
+    read_result,
+    sent_bytes,
+)
 from edgewire.task.metric import ACCURACY, LOSS, Metric
 
 MOST_POINTS = 800  # of a curve
@@ -108,7 +117,7 @@ class RunProgress:
         known = (metric for metric in self.metrics if metric.name in self.values)
         metric = next(known, self.metrics[0])
         measured = f"{metric.name} {metric.text(self.values.get(metric.name))}"
-        up, down = (human_bytes(self.row[f"{way}link_bytes"]) for way in ("up", "down"))
+        up, down = (human_bytes(sent_bytes(self.row, f"{way}link") or 0) for way in ("up", "down"))
         done = f"round {self.row['round']} of {self.row['rounds']}"
         return [done, measured, f"up {up}, down {down}"]
 

@@ -1,7 +1,9 @@
 """Rounds of `SparseAveraging` of which the server sees only the sum of the nodes' updates."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
+from itertools import count
 from logging import getLogger
 from typing import Any
 
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from edgewire.compression.base import PayloadError, quiet
 from edgewire.compression.flower.headers import HEADER, LOSS, DownlinkHeader, TrainConfig
 from edgewire.compression.flower.message_size import measured, other_than_payloads
+from edgewire.compression.flower.node_names import called
 from edgewire.compression.flower.records import (
     content_of,
     filled,
@@ -33,7 +36,7 @@ from edgewire.compression.flower.secure_messages import (
     secure_values,
 )
 from edgewire.compression.flower.server.inbox import count_received
-from edgewire.compression.flower.traffic import reason_of
+from edgewire.compression.flower.traffic import in_one_line, reason_of
 from edgewire.compression.secure import Coordinator, Roster, SecureError, roster_of
 from edgewire.compression.secure.certificates import LONGEST
 from edgewire.compression.secure.terms import KEY, NOTE, expect_bytes, to_bitmap
@@ -42,6 +45,7 @@ from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.synchronous import Rounds, SparseAveraging
 
 NO_CERTIFICATE = "it has no certificate, and most nodes have: `keys node --renew NAME` makes one"
+PLACED = re.compile(r"a share of place (\d{1,3})\b")  # what `Masks.open` says of another node
 SPARE = 64  # keys of nodes that have others now, which the list of keys may hold
 log = getLogger("edgewire")
 
@@ -65,6 +69,9 @@ class SecureRounds(Rounds):
         assert strategy.codecs.uplink is not None  # conf/rules.py
         self._of = SumOf.of(strategy.codecs.uplink, self.layout, mode)
         self._warned = False
+        least, among = self._options.least, strategy.participation
+        enough = next(n for n in count(least) if among.drawn(n) >= least)  # conf/rules.py
+        self.least_online = enough, f"secure.least={least}"
         self._begin_session()
 
     def _begin_session(self) -> None:
@@ -76,19 +83,29 @@ class SecureRounds(Rounds):
         self._told: dict[int, int] = {}  # by node, how many keys of the list it knows
 
     def advance(self, lr: float, timeout: float) -> bool:
-        """Run one round at the learning rate `lr`; return False if no node is available."""
+        """Run one round at the learning rate `lr`; return False if too few nodes are available."""
         number, failures = self._state.round + 1, self._strategy.failures
         asked, _ = self.drawn(number)
-        if not asked:
+        if self._present < self.least_online[0]:
+            text = "%d nodes are left, and %s asks for %d"
+            self.ended = text % (self._present, *reversed(self.least_online))
             return False
         failures.begin_round(asked=len(asked))
         self._heard, used = 0, list[int]()
         totals = list[NDArray[np.int64]]()
+        self._peers = list[int]()  # the round's nodes, by their place in the roster
+        self._summing, self._silent = list[int](), dict[int, str]()
         try:
             used, totals = self._summed(number, asked, lr, timeout)
         except PayloadError as error:
             used = []
             log.warning("round %d has no sum, and the model stays as it was: %s", number, error)
+            for node, reason in self._silent.items():
+                failures.leave_out(node, reason, f"round {number}: ")
+        if used and self._silent:
+            text = "round %d: the sum has the updates of nodes that sent no shares for it: %s"
+            nodes = (f"{called(node)} ({reason})" for node, reason in self._silent.items())
+            log.warning(text, number, in_one_line(", ".join(nodes)))
         failures.end_round(number, len(used), self._heard)
         self._apply(used, totals, lr)
         self._state.round = number
@@ -107,6 +124,8 @@ class SecureRounds(Rounds):
             roster = self._roster(number, asked, timeout)
             sum_of = Coordinator(self._of.terms(self._run, said), roster, self._options.masks)
             there = {peer.node for peer in roster.peers}
+            at = {place: node for node, place in self._places.items()}
+            self._peers = [at[peer.node] for peer in roster.peers]
             nodes = [node for node in asked if self._places.get(node) in there]
             bitmap = to_bitmap(there, len(self._keys))
             offers = {node: {**self._unknown_keys(node), "roster": bitmap} for node in nodes}
@@ -120,7 +139,7 @@ class SecureRounds(Rounds):
                 break
         if self._of.sums:
             offers = {node: {"sealed": sum_of.sealed_for(self._places[node])} for node in nodes}
-        used = self._train(number, offers, lr, timeout, sum_of)
+        self._summing = used = self._train(number, offers, lr, timeout, sum_of)
         if self._of.sums:
             ending = {"alive": sum_of.alive(), "round": number.to_bytes(8, "little")}
             offers = dict.fromkeys(used, ending)
@@ -276,10 +295,19 @@ class SecureRounds(Rounds):
         return content
 
     def _leave_out(self, number: int, node: int, reason: str) -> None:
-        """Count a failure; the node may have lost its keys, so it is asked for them again."""
+        """Count a failure; the node may have lost its keys, so it is asked for them again.
+
+        A node whose update is to be in the sum counts as failed only if there will be no sum.
+        """
         self._told.pop(node, None)
         self._places.pop(node, None)
-        self._strategy.failures.leave_out(node, reason, f"round {number}: ")
+        if (said := PLACED.search(reason)) and int(said[1]) < len(self._peers):
+            other = called(self._peers[int(said[1])])
+            reason = reason.replace(said[0], f"a share of {other}", 1)
+        if node in self._summing:
+            self._silent[node] = reason
+        else:
+            self._strategy.failures.leave_out(node, reason, f"round {number}: ")
 
     @quiet
     def _apply(self, used: list[int], totals: list[NDArray[np.int64]], lr: float) -> None:

@@ -3,7 +3,10 @@
 import pytest
 
 from edgewire.command import job
-from tests.runs import QUICK, result_of
+from edgewire.conf.load import to_config
+from tests.runs import QUICK, composed, result_of
+
+ONE_STEP = ["rounds=1", "nodes=2", "local_steps=1", "engine.workers=1"]
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg_f2i_both", "edgewire", "fedavg_secure"])
@@ -47,13 +50,40 @@ def test_a_diverged_run_names_a_remedy(command, words):
         ([*QUICK, "fidelity=low"], "fidelity"),
         ([*QUICK, "compression=topk", "compression.sparsifier=energy", "fidelity=low"], "fidelity"),
         ([*QUICK, "compression=edgewire", "strategy=sparse_averaging", "fidelity=low"], ""),
+        ([*QUICK, "privacy=sample", "privacy.anyway=true"], "privacy.anyway"),
     ],
 )
-def test_an_option_without_effect_is_named(command, words, ignored):
+def test_an_option_without_effect_is_named(command, words, ignored, monkeypatch):
+    monkeypatch.setattr(job, "begin_job", lambda *_: True)  # the run itself is not of interest
     code, printed, _ = command(*words)
     assert code == 0
     said = [line.split()[1] for line in printed.out.splitlines() if "= has no effect" in line]
     assert said == [f"{ignored}="] * bool(ignored)
+
+
+@pytest.mark.parametrize(
+    ("words", "warns"),
+    [
+        (["strategy.fraction_train=0.6"], True),
+        (["strategy.fraction_train=0.6", "secure=bare"], False),
+        (["strategy.fraction_train=0.6", "compression.feedback=false"], False),
+        ([], False),
+    ],
+)
+def test_a_secure_sum_of_some_nodes_says_what_they_lose(words, warns, caplog):
+    caplog.set_level("WARNING")
+    job.prepare(to_config(composed("algorithm=fedavg_secure", *words)))
+    assert ("lose what they have not sent" in caplog.text) == warns
+
+
+def test_a_sweep_may_have_jobs_without_the_privacy_of_others(command):
+    """Also such a job's saved configuration is a valid one."""
+    code, _, folder = command("-m", *ONE_STEP, "seed=0,1", "privacy=none", "privacy.epsilon=8")
+    assert code == 0
+    assert command(f"start={folder}/1")[0] == 0
+    code, printed, _ = command(f"start={folder}/1", "privacy.epsilon=3")
+    assert code == 2
+    assert "privacy.epsilon= protects nothing without privacy.unit=sample, say" in printed.err
 
 
 @pytest.mark.parametrize("resumes", [True, False])

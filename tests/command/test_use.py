@@ -103,6 +103,7 @@ def test_the_card_is_the_hubs(run):
         (["start=RUN", "model=mlp"], "takes single keys"),
         (["start='RUN'", "task=table"], "takes single keys, as in lr=0.1, and keeps its choices"),
         (["start=RUN", "model.width=3"], "there is no key model.width"),
+        (["start=RUN", "secure.least=6"], "protects nothing without secure.mode=sum, say: give it"),
         (
             ["start=RUN", "dataset.root=RUN/../renamed"],
             "has the classes cat, dog, and the data ape, cat: name them alike, or leave its last "

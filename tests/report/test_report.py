@@ -34,8 +34,11 @@ ROW = {
     "round": 3,
     "rounds": 10,
     "accuracy": 0.5,
-    "uplink_bytes": 61706,
-    "downlink_bytes": 2_000_000,
+    "uplink_bytes": 60006,
+    "uplink_other_bytes": 1500,
+    "uplink_header_bytes": 200,
+    "downlink_bytes": 0,
+    "downlink_other_bytes": 2_000_000,
 }
 
 

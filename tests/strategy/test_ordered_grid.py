@@ -38,6 +38,8 @@ def test_on_a_virtual_clock_the_server_waits_for_the_first_node():
     assert grid.next_look == first[0] > 0
     assert grid.wait_for_nodes() == [first[1]]
     assert grid.now == grid.virtual_seconds == first[0]
+    assert sorted(grid.wait_for_nodes(3)) == [1, 2, 3]
+    assert len(grid.wait_for_nodes(4)) == 3  # no more will join
 
 
 def test_the_server_does_not_wait_for_nodes_that_never_join():

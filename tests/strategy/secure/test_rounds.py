@@ -113,7 +113,10 @@ def test_three_of_ten_nodes_may_drop_out(kind, left, sums, monkeypatch, tmp_path
     dropping(monkeypatch, kind, 2, {2, 5, 9})
     local_run(tmp_path, *RUN, "nodes=10")
     assert sums == [10, left, 10]
-    assert result_of(tmp_path)["failures"] == 3
+    counted = result_of(tmp_path)  # 30 updates were asked for
+    assert (counted["failures"], counted["client_updates"]) == (10 - left, 20 + left)
+    said = "the sum has the updates of nodes that sent no shares for it: node 2 (OSError: "
+    assert (said in caplog.text) == (kind == "query.secure_unmask")
     assert "has no sum" not in caplog.text
 
 
@@ -127,11 +130,28 @@ def test_seven_of_twenty_are_too_many_and_the_run_goes_on(
     local_run(tmp_path, *RUN, "nodes=20")
     assert "round 2 has no sum" in caplog.text
     assert "13 of 20 nodes" in caplog.text
+    assert result_of(tmp_path)["failures"] == 7
     assert len(history_of(tmp_path)) == 4
     # Updates of round 2 come back in round 3, because a server that lies about who dropped can get
     # a sum of five of these nodes at least, and unless the nodes have given the shares for a sum.
     assert len(restored) == {"train.step": 13, "query.secure_unmask": 0}[kind]
     assert sums == [20, 20]
+
+
+def test_a_round_waits_until_enough_nodes_are_online(sums, tmp_path, caplog):
+    local_run(tmp_path, *RUN, "network.join_seconds=9", "network.seconds_per_step=0.01")
+    assert [result_of(tmp_path)["failures"], *sums][:2] == [0, 3]
+    assert len(sums) == 3
+    assert caplog.text.count("secure.least=3 asks for 3: the server waits") == 1
+
+
+def test_a_run_ends_when_too_few_nodes_are_left(sums, tmp_path, caplog):
+    lasting = ["nodes=10", "secure.least=8", "rounds=20", "network.crash=0.03", "timeout=10"]
+    local_run(tmp_path, *RUN, *lasting)
+    rounds = len(history_of(tmp_path)) - 1
+    assert 1 < rounds < 20
+    assert f"6 nodes are left, and secure.least=8 asks for 8; {rounds} of 20" in caplog.text
+    assert sums
 
 
 def test_bare_loses_the_round_of_a_lost_node(sums, monkeypatch, tmp_path, caplog):
@@ -323,6 +343,25 @@ def test_what_needs_single_updates_is_refused_in_one_line(words):
         made(to_config(composed(*given)))
     assert REFUSED[words] in str(found.value)
     assert "\n" not in str(found.value)
+
+
+def test_who_sealed_a_share_that_does_not_open_is_named(monkeypatch, tmp_path, caplog):
+    answer = SecureMod.answer
+
+    def answering(self, message, context):
+        reply = answer(self, message, context)
+        record = values_of(content_of(reply))[SECURE]
+        if context.node_id == 5 and "sealed" in values_of(record):
+            values_of(record)["sealed"] = bytes(len(values_of(record)["sealed"]))
+        return reply
+
+    monkeypatch.setattr(SecureMod, "answer", answering)
+    dropping(monkeypatch, "query.secure_keys", 1, {2})  # so places are no numbers of nodes
+    with pytest.raises(PayloadError, match="no update could be used"):
+        local_run(tmp_path, *RUN, "rounds=1", "nodes=6")
+    for node in (1, 3, 4, 6):
+        said = f"node {node} left out: SecureError: a share of node 5 does not open"
+        assert said in caplog.text
 
 
 @given(st.data())
