@@ -30,7 +30,7 @@ test-all: $(VENV)/ready
 check: $(VENV)/ready
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy --num-workers 2
+	$(PY) -m mypy
 
 # Every command in the pages: runs those of the tutorial, checks the others. It takes four minutes.
 docs-check: $(VENV)/ready
