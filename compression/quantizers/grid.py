@@ -99,15 +99,16 @@ class SummableQuantizer(ScaledQuantizer):
         """Return the levels and the sizes in the streams of `encode`."""
         return streams[1], streams[2]
 
-    def limit_error(self, error: Vector, streams: Streams, parts: TensorSlices) -> None:
-        """Clip what a node keeps of its values to nearly half a scale, in place.
+    def limit(self, residual: Vector, common: Sequence[int], parts: TensorSlices) -> None:
+        """Clip a residual to nearly half a scale, in place; ``common``: of the next levels.
 
-        ``streams``: what it sent. What is clipped is lost. If it stayed in the residual, a server
-        could choose a scale that is too small, with which no residual changes. Two sums, with a
-        node and without it, would then tell the node's levels.
+        What is clipped is lost. Otherwise a server could choose a scale on which residuals make the
+        largest levels. Two sums, with a node and without it, would tell the signs of the node's.
+        Where all nodes but one have such residuals, one sum would tell the levels of that one.
         """
-        half = np.repeat(streams[0] * np.float32(0.499), np.diff(parts.segments))
-        np.clip(error, -half, half, out=error)
+        half = self.scales_of(_checked(common, parts)) * np.float32(0.499)
+        limits = np.repeat(half, np.diff(parts.segments))
+        np.clip(residual, -limits, limits, out=residual)
 
     def mean_of(
         self, total: Ints, nodes: int, common: Sequence[int], parts: TensorSlices

@@ -128,16 +128,19 @@ class LowRank(SummableQuantizer):
 
         Raises PayloadError for another side than 0 and 1, and for integers beyond their bounds.
         """
-        basis, inner = self._sent_basis(streams, parts), self.summed(streams, parts)
-        return basis.lifted(super().decode((streams[0], *inner), basis.inner))
+        scales, pair, _, _, (side,) = streams
+        todo = plan(parts, self.rank)
+        numbers = np.split(pair, [todo.sizes[1]])[0 if side else 1]
+        basis = _expected(Basis(todo, int(side), numbers.astype(np.int64)))
+        return basis.lifted(super().decode((scales, *self.summed(streams, parts)), basis.inner))
 
-    def limit_error(self, error: Vector, streams: Streams, parts: TensorSlices) -> None:
-        """Clip the factors of what a node keeps; what the basis lacks stays as it is."""
-        basis = self._sent_basis(streams, parts)
-        factors = basis.projected(error)
+    def limit(self, residual: Vector, common: Sequence[int], parts: TensorSlices) -> None:
+        """Clip the factors of a residual, in place; what the basis lacks stays as it is."""
+        basis, sizes = self._read(common, parts)
+        factors = basis.projected(residual)
         limited = factors.copy()
-        super().limit_error(limited, streams, basis.inner)
-        error -= basis.lifted(factors - limited)
+        super().limit(limited, sizes, basis.inner)
+        residual -= basis.lifted(factors - limited)
 
     def entries(self, common: Sequence[int], parts: TensorSlices) -> int:
         """Return the entries of the factors, and of the tensors that are sent whole."""
@@ -185,12 +188,6 @@ class LowRank(SummableQuantizer):
             here = numbers[place].reshape(-1, self.rank)
             np.copyto(here, fresh[place].reshape(here.shape), where=~here.any(axis=0))
         return _common(Basis(todo, side, numbers), mean)
-
-    def _sent_basis(self, streams: Streams, parts: TensorSlices) -> Basis:
-        _, pair, _, _, (side,) = streams
-        todo = plan(parts, self.rank)
-        numbers = np.split(pair, [todo.sizes[1]])[0 if side else 1]
-        return _expected(Basis(todo, int(side), numbers.astype(np.int64)))
 
     def _random(self, parts: TensorSlices, generator: np.random.Generator) -> Basis:
         todo = plan(parts, self.rank)

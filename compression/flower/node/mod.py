@@ -140,6 +140,7 @@ class CompressionMod:
         **options: Any,
     ) -> None:
         self.codec = chosen(method, **options)
+        self.limit_residual = False  # as in `Codec.encode`; a `SecureMod` sets it
         if receiver is not None:
             self.codec.expect_receiver(receiver)
         self._layout, self._seed, self._masked = layout, seed, masked
@@ -287,6 +288,7 @@ class CompressionMod:
             "context": followed.context if codec.coder.contextual else None,
             "density_factor": header.density_factor or 1.0,
             "common": header.common,
+            "limit_residual": self.limit_residual,
         }
         if state is None:
             return codec.encode(vector, sent, **options), says

@@ -12,7 +12,6 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
-from ...codec import ERROR
 from ...decoder import quantized
 from ...layout import Layout
 from ...secure import Member, Roster, SecureError
@@ -50,7 +49,7 @@ from ..secure_messages import (
 )
 from .history import NONE, History, agreed
 from .mod import CompressionMod
-from .state import MEMORY, forget_residual, sequence_of, store_arrays, stored_arrays
+from .state import forget_residual, sequence_of
 
 KNOWN = "edgewire-secure"  # the record in a node's state with what is not secret
 RECORDS = (KNOWN, VOLATILE)  # the app does not see them
@@ -102,6 +101,7 @@ class SecureMod:
         counted: bool,
     ) -> None:
         self._mod, self._of, self._layout = mod, of, layout
+        mod.limit_residual = of.sums
         self._least, self._masks = least, masks
         self._simulated, self._counted = simulated, counted
 
@@ -189,7 +189,7 @@ class SecureMod:
             return reply
         answered = restored(content_of(reply))
         terms = self._of.terms(known.get("run", b""), seen[0])
-        values = self._values(answered, metrics, state)
+        values = self._values(answered, metrics)
         if self._of.sums:
             masked = member.masked(terms, values)
             known |= {CHAIN: known["after"], GIVEN: 0}
@@ -231,19 +231,13 @@ class SecureMod:
             raise SecureError("the message has other settings than a round of a secure sum")
         return self._of.said(header, orders, to_vector(arrays), natives_of(arrays))
 
-    def _values(
-        self, answered: RecordDict, metrics: dict[str, Any], state: RecordDict
-    ) -> list[NDArray[Any]]:
-        """Return the integers of a reply, by the sections of `SumOf.terms`; limit the residual."""
+    def _values(self, answered: RecordDict, metrics: dict[str, Any]) -> list[NDArray[Any]]:
+        """Return the integers of a reply, by the sections of `SumOf.terms`."""
         payload = payload_of(answered)
         if payload is None or payloads_in(answered) > 1:
             raise SecureError("the update holds native tensors, which cannot be summed")
         streams = quantized(payload[1], self._layout)
         levels, sizes = self._of.quantizer.summed(streams, self._of.parts)
-        kept = stored_arrays(state, MEMORY)
-        if ERROR in kept:
-            self._of.quantizer.limit_error(kept[ERROR], streams, self._of.parts)
-            store_arrays(state, MEMORY, kept)
         return [levels, sizes, loss_units(metrics.get(LOSS))]
 
     def _floor(self, context: Context) -> int:

@@ -81,15 +81,14 @@ def test_with_the_residual_what_is_sent_adds_up_to_the_updates(kind):
 
 @pytest.mark.parametrize("common", [4.0, 1e-30])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_node_keeps_has_no_levels_on_the_same_scale(kind, common):
+def test_a_limited_residual_has_no_levels(kind, common):
     """So a second sum of it on this scale tells nothing; only clipped values change."""
     codec, memory = KINDS[kind], {}
     quantizer, given = codec.quantizer, first(codec.quantizer, common)
     payload = codec.encode(update(0), LAYOUT, memory=memory, common=given)
-    streams, before = quantized(payload, LAYOUT), memory["error"].copy()
-    quantizer.limit_error(memory["error"], streams, PARTS)
-    again = codec.encode(np.zeros_like(before), LAYOUT, memory=memory, common=given)
-    levels, more = (quantizer.summed(s, PARTS)[0] for s in (streams, quantized(again, LAYOUT)))
+    before, zeros = memory["error"].copy(), np.zeros(LAYOUT.size, np.float32)
+    again = codec.encode(zeros, LAYOUT, memory=memory, common=given, limit_residual=True)
+    levels, more = (quantizer.summed(quantized(p, LAYOUT), PARTS)[0] for p in (payload, again))
     # Beside the least scale the projections of rounding errors are large, but tell nothing.
     assert not more.any() or (common < 1 and abs(np.corrcoef(levels, more)[0, 1]) < 0.2)
     if not (np.abs(levels) == quantizer.levels).any():

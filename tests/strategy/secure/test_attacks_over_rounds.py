@@ -308,6 +308,32 @@ def test_one_training_is_summed_with_a_node_and_without(identity, encoded, drop)
 
 
 @attack("")
+def test_one_training_is_summed_on_two_small_scales(identity, encoded):
+    """What a scale clips would leave half of it in the residual: its sign on a smaller scale."""
+    server, every = Rounds(), range(10)
+    server.round(1, every, common=BLIND, lr=0.1)
+    update = encoded[V]
+    before = server.round(2, every, common=OFFSET - 8 * 40)
+    after = server.round(3, [i for i in every if i != V], common=OFFSET - 8 * 49)
+    expect_hidden(before - after, 63 * np.sign(update))
+
+
+@attack("")
+def test_residuals_that_make_all_levels_but_those_of_one_node(identity, encoded):
+    """All but V keep the update of a large rate; with a small one each of them would send +-63.
+
+    The sum modulo 126 would be V's level.
+    """
+    server, every = Rounds(), range(10)
+    server.round(1, [i for i in every if i != V], common=BLIND, lr=1.0)
+    encoded.clear()
+    total = server.round(2, every, common=FINE - 8 * 20, lr=1e-5)
+    wanted = server.levels(encoded[V], FINE - 8 * 20)
+    found = (total + 63 * 10) % 126 - 63
+    assert (found == wanted)[wanted != 0].mean() < 0.5
+
+
+@attack("")
 def test_a_scale_that_clips_single_values(identity, encoded):
     """The server chooses a scale with which the largest levels alone are above 63.
 
