@@ -29,7 +29,7 @@ from edgewire.compression.flower.secure_messages import (
     secure_values,
 )
 from edgewire.compression.make import make_codec
-from edgewire.compression.quantizers.grid import MOST, OFFSET
+from edgewire.compression.quantizers.grid import MOST, OFFSET, Grid
 from edgewire.compression.secure import Coordinator, Packing, Roster, SecureError
 from edgewire.compression.secure.masks import PAIR, SEALED, SELF, Masks
 from edgewire.compression.secure.terms import Peer, threshold_of
@@ -160,6 +160,18 @@ class Server:
         scales = self.of.quantizer.scales_of(np.full(self.tensors, common - OFFSET))
         each = np.repeat(scales, np.diff(self.of.parts.segments))
         return np.clip(np.rint(values / each), -63, 63)
+
+
+@pytest.fixture
+def limited():
+    """For tests of what `Grid.limit` prevents."""
+
+
+@pytest.fixture(autouse=True)
+def whole_residuals(request, monkeypatch):
+    """Use residuals whole in all other tests, which show what prevents the rest."""
+    if "limited" not in request.fixturenames:
+        monkeypatch.setattr(Grid, "limit", lambda *arguments: None)
 
 
 @pytest.fixture

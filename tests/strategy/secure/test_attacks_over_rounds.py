@@ -35,10 +35,12 @@ from tests.strategy.secure.test_attacks import (
     bitmap,
     encoded,
     expect_hidden,
+    limited,
     volatile,
+    whole_residuals,
 )
 
-__all__ = ["encoded"]
+__all__ = ["encoded", "limited", "whole_residuals"]
 
 
 class Rounds(Server):
@@ -294,7 +296,7 @@ def test_a_second_run_of_one_seed_without_a_node(identity, encoded):
 
 @attack("")
 @pytest.mark.parametrize("drop", [(), (V,)])
-def test_one_training_is_summed_with_a_node_and_without(identity, encoded, drop):
+def test_one_training_is_summed_with_a_node_and_without(identity, encoded, limited, drop):
     """On the least scale levels are 63 times the sign, and would change no residual.
 
     V is left out of the second sum, or does not reply.
@@ -308,7 +310,7 @@ def test_one_training_is_summed_with_a_node_and_without(identity, encoded, drop)
 
 
 @attack("")
-def test_one_training_is_summed_on_two_small_scales(identity, encoded):
+def test_one_training_is_summed_on_two_small_scales(identity, encoded, limited):
     """What a scale clips would leave half of it in the residual: its sign on a smaller scale."""
     server, every = Rounds(), range(10)
     server.round(1, every, common=BLIND, lr=0.1)
@@ -319,7 +321,7 @@ def test_one_training_is_summed_on_two_small_scales(identity, encoded):
 
 
 @attack("")
-def test_residuals_that_make_all_levels_but_those_of_one_node(identity, encoded):
+def test_residuals_that_make_all_levels_but_those_of_one_node(identity, encoded, limited):
     """All but V keep the update of a large rate; with a small one each of them would send +-63.
 
     The sum modulo 126 would be V's level.
@@ -334,7 +336,7 @@ def test_residuals_that_make_all_levels_but_those_of_one_node(identity, encoded)
 
 
 @attack("")
-def test_a_scale_that_clips_single_values(identity, encoded):
+def test_a_scale_that_clips_single_values(identity, encoded, limited):
     """The server chooses a scale with which the largest levels alone are above 63.
 
     They are clipped, and the rest of each would be in the next sum, where all others are 0.
