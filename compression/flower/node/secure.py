@@ -80,7 +80,8 @@ class SecureMod:
     In mode `sum` a server must not get one update in two sums, and nothing of a node alone. So a
     node that has given the shares for a sum never adds its update back to the residual, whatever
     the server says. Nodes tell all others, in their notes, of which rounds they have a residual. A
-    node deletes its own if a sum could hold fewer than `least` of the same rounds.
+    node deletes its own if a sum could hold fewer than `least` of the same rounds. Of a residual at
+    most half a step of the round's scale is used (`SummableQuantizer.limit`).
 
     `of`: what is summed. `layout`: of the vector. `least`: the fewest nodes of a sum; a node's
     owner may ask for more by `secure-least` in its `--node-config`. `masks`: False simulates the
