@@ -56,8 +56,8 @@ class SecureRounds(Rounds):
     In mode `sum` a round has four exchanges: keys, shares, masked updates, and the secrets of the
     masks that do not cancel. In mode `bare` a round has one, and the keys are asked for once. A
     round that has no sum leaves the model as it is. In mode `bare` its updates return to the nodes'
-    residuals. In mode `sum` they do if enough nodes have them (`SecureMod`), and the next round uses
-    at most half a step of its scale.
+    residuals. In mode `sum` they do if enough nodes have them (`SecureMod`), and the next round
+    uses at most half a step of its scale.
 
     A run has keys of its own in each session of the server, so a resumed run has new ones. Raises
     `TaskError` for a model with tensors that cannot be summed.
