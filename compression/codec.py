@@ -43,7 +43,7 @@ from .wire_natives import NativeTensor, natives_bytes
 
 _SMALL = 64  # streams of fewer bytes stay uncoded, because coding would not make them smaller
 RECEIVERS = ("models", "gradients", "sums", "differences")  # described in `expect_receiver`
-ERROR = "error"  # name of the codec's array for error feedback, float32 (n,)
+_ERROR = "error"  # name of the codec's array for error feedback, float32 (n,)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Codec:
     @property
     def _unsent(self) -> str:
         """Name of the array in ``memory`` that holds the residual, or else the codec's error."""
-        return self.sparsifier.residual_key or ERROR
+        return self.sparsifier.residual_key or _ERROR
 
     @property
     def sends_all(self) -> bool:
@@ -218,9 +218,9 @@ class Codec:
         step = StepContext(
             inner.layout, memory, (seed, 0), loss, workers, number, density_factor, common
         )
-        if limit_residual and ERROR in memory:
+        if limit_residual and _ERROR in memory:
             assert isinstance(self.quantizer, SummableQuantizer)
-            self.quantizer.limit(memory[ERROR], common or (), parts_of(None, inner.layout))
+            self.quantizer.limit(memory[_ERROR], common or (), parts_of(None, inner.layout))
         given = self._given(trained, memory)
         indices, values, same = self.sparsifier.select(given, step)
         if self.sparsifier.id >= PRIVATE and indices is not None:
@@ -314,7 +314,7 @@ class Codec:
         """Return the update plus the error of earlier updates, if the codec stores this error."""
         if not self.feedback or self.sparsifier.residual_key is not None:
             return update
-        given: Vector = get_or_zeros(memory, ERROR, len(update), np.float32)
+        given: Vector = get_or_zeros(memory, _ERROR, len(update), np.float32)
         given += update
         return given
 
