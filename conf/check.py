@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache, partial
 from types import NoneType, UnionType
@@ -37,6 +37,8 @@ from edgewire.conf.schema import OWN, Config, ConfigError
 MORE = "--help says which there are"  # keys
 TYPES: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 PRIMITIVES = (bool, int, float, str, NoneType)
+# Groups whose other options protect nothing without one: the name of this one, and a value for it.
+PROTECTIONS = {"privacy": ("unit", "sample"), "secure": ("mode", "sum")}
 
 
 def expect_keys(
@@ -68,6 +70,28 @@ def check_values(config: Config) -> None:
             f"network.loss={config.network.loss:g} needs a timeout=, the virtual seconds after "
             "which the server no longer waits for a lost reply"
         )
+
+
+def expect_on(
+    config: Config,
+    given: Collection[str],
+    groups: Iterable[str] = PROTECTIONS,
+    saved: Collection[str] = (),
+) -> None:
+    """Raise `ConfigError` for an option of privacy or secure sums that would protect nothing.
+
+    `given`: the keys of the command's words. `groups`: those of `PROTECTIONS` to check. `saved`:
+    the groups of a saved configuration, of which only words count.
+    """
+    for group in groups:
+        values, (key, cure) = getattr(config, group), PROTECTIONS[group]
+        if getattr(values, key) != "none":
+            continue
+        for each in fields(values):
+            word, differs = f"{group}.{each.name}", getattr(values, each.name) != each.default
+            if each.name != key and (word in given or (differs and group not in saved)):
+                choice = f"{group}.{key}={cure}" if group in saved else f"{group}={cure}"
+                raise ConfigError(f"{word}= protects nothing without {choice}, say: give it")
 
 
 def check_targets(config: Config, *, submitted: bool = False) -> None:

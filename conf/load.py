@@ -17,7 +17,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from edgewire.conf.check import MORE, check_fields, check_targets, check_values, expect_keys
+from edgewire.conf.check import (
+    MORE,
+    check_fields,
+    check_targets,
+    check_values,
+    expect_keys,
+    expect_on,
+)
 from edgewire.conf.classes import GROUPS
 from edgewire.conf.classes import HERE as HERE
 from edgewire.conf.own_packages import fingerprint, import_packages, qualified
@@ -204,7 +211,9 @@ def _loaded(config: str, machine: NodeGrants | None) -> Config:
 @functools.lru_cache(maxsize=4)
 def _composed(overrides: str, nodes: int, machine: NodeGrants) -> Config:
     checked = submitted_overrides(shlex.split(overrides))
-    return to_config(compose_config([*checked, f"nodes={nodes}"]), machine)
+    config = to_config(compose_config([*checked, f"nodes={nodes}"]), machine)
+    expect_on(config, [word.lstrip("+").partition("=")[0] for word in checked])
+    return config
 
 
 def compose_config(

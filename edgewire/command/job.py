@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -32,7 +31,7 @@ from edgewire.command.run_lock import run_lock
 from edgewire.command.saved_config import RESUME, completed, continues, own_folders, resumes
 from edgewire.command.sweep import BASIC, REFUSED, SweepEnd, begin_job, may_begin, note_failure
 from edgewire.compression.base import PayloadError
-from edgewire.conf.check import build, check_targets
+from edgewire.conf.check import PROTECTIONS, build, check_targets, expect_on
 from edgewire.conf.load import name_algorithm, typed
 from edgewire.conf.own_packages import INSTALLED, look_in
 from edgewire.conf.privacy import SAMPLE
@@ -215,22 +214,16 @@ def run(composed: DictConfig, folder: Path) -> None:
 
 
 def _expect_on(config: Config, given: Collection[str]) -> None:
-    """Raise `ConfigError` for an option of privacy or secure sums that would protect nothing.
+    """Raise `ConfigError` as `expect_on`, and warn if a private run's model loses its bound.
 
     A sweep may have jobs with `privacy=none` beside others, and one word for the others' options. A
     saved configuration of such a job has these options, too: there only words count.
     """
     hydra = HydraConfig.get()
-    for group, key, cure in (("privacy", "unit", "sample"), ("secure", "mode", "sum")):
-        values, saved = getattr(config, group), group not in hydra.runtime.choices
-        swept = hydra.mode is RunMode.MULTIRUN and f"{group}=none" in hydra.overrides.task
-        if getattr(values, key) != "none" or swept:
-            continue
-        for each in fields(values):
-            word, differs = f"{group}.{each.name}", getattr(values, each.name) != each.default
-            if each.name != key and (word in given or (differs and not saved)):
-                choice = f"{group}.{key}={cure}" if saved else f"{group}={cure}"
-                raise ConfigError(f"{word}= protects nothing without {choice}, say: give it")
+    swept = [*hydra.overrides.task] if hydra.mode is RunMode.MULTIRUN else []
+    groups = [group for group in PROTECTIONS if f"{group}=none" not in swept]
+    saved = [group for group in groups if group not in hydra.runtime.choices]
+    expect_on(config, given, groups, saved)
     before = Path(file_of(config.model.file)).parent if config.model.file else None
     if before and (before / "privacy.jsonl").exists() and not config.privacy.on:
         log.warning("the model is of a private run, and privacy= is none: this run has no bound")

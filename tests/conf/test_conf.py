@@ -141,6 +141,8 @@ def test_the_configuration_survives_flowers_run_config():
 def test_plain_flwr_run_composes_for_the_given_number_of_nodes():
     made = load_config({"config": "", "overrides": "algorithm=fedavg_f2i rounds=3"}, nodes=2)
     assert (made.nodes, made.rounds, made.compression.quantizer) == (2, 3, "int8")
+    with pytest.raises(ConfigError, match="epsilon= protects nothing"):
+        load_config({"config": "", "overrides": "privacy.epsilon=8"}, nodes=2)
 
 
 def test_asynchronous_runs_derive_settings_from_updates_in_place_of_rounds():
