@@ -1,6 +1,7 @@
 """The ClientApp: for each message it trains or evaluates on the node's data, and replies."""
 
 import re
+from dataclasses import replace
 from functools import cache
 from typing import cast
 
@@ -14,7 +15,7 @@ from edgewire.compression.base import PayloadError
 from edgewire.compression.flower import filled, flat_record, to_vector, update_record
 from edgewire.compression.flower.headers import SECONDS, TrainConfig
 from edgewire.compression.flower.native_tensors import Arrays, natives_of, with_natives
-from edgewire.compression.flower.node.secure import SecureMod
+from edgewire.compression.flower.node.secure import SecureMod, secret_of
 from edgewire.compression.flower.records import content_of, reply_to, values_of
 from edgewire.compression.flower.secure_messages import QUERIES
 from edgewire.conf.build import table_options
@@ -85,6 +86,8 @@ def _known(context: Context, shows: str = "") -> tuple[Config, Node]:
     _expect_allowed(str(least).lower(), str(floor).lower(), used, bool(config.personal))
     if shows and mode != "none":
         raise ConfigError(f"secure={mode} hides single nodes: {shows} is not sent")
+    if secret := secret_of(context):
+        node = replace(node, secret=secret)
     return config, node
 
 

@@ -13,12 +13,13 @@ class Node:
 
     `index`: the number of the node's partition, 0 to `count` - 1. It is the same on every engine,
     whereas Flower's node ids are random. `folder`: on a real device, the folder or file with
-    the node's own data.
+    the node's own data. `secret`: changes what layers draw (`SecureMod`).
     """
 
     index: int
     count: int
     folder: str | None = None
+    secret: int = 0
 
 
 def node_of(context: Context) -> Node:

@@ -255,10 +255,12 @@ class Trainer:
     def _layers_draws(self, node: Node, number: int) -> IsolatedRng:
         """Return a context in which layers such as dropout draw from a random stream of their own.
 
-        The stream depends on (seed, node, number). Every step uses this context, because a model's
-        modules do not show whether they use random numbers (`F.dropout`, `nn.LSTM(dropout=)`).
+        The stream depends on (seed, node, number) and `Node.secret`. Every step uses this context,
+        because a model's modules do not show whether they use random numbers (`F.dropout`,
+        `nn.LSTM(dropout=)`).
         """
-        return IsolatedRng(self.device, stream_seed(self.config.seed, node.index, number) ^ 1)
+        seed = stream_seed(self.config.seed, node.index, number)
+        return IsolatedRng(self.device, seed ^ node.secret ^ 1)
 
     def batches(
         self, samples: Batch, generator: torch.Generator, most: int = 0, dp: DpSgd | None = None

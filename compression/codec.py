@@ -34,7 +34,6 @@ from .coders.shared_context import SharedContext
 from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of
 from .layout import Layout
 from .quantizers.float32 import Float32
-from .quantizers.grid import SummableQuantizer
 from .scatter import add_at, subtract_at
 from .validation import expect_bounds
 from .wire import ALL, INDICES, REPEATED, Body, assemble, digest, ids_of, tables, with_native_table
@@ -181,7 +180,6 @@ class Codec:
         context: SharedContext | None = None,
         density_factor: float = 1.0,
         common: Sequence[int] | None = None,
-        limit_residual: bool = False,
     ) -> bytes:
         """Encode an update, (layout.size,) contiguous float32, and tensors of other dtypes.
 
@@ -201,8 +199,6 @@ class Codec:
         a coder and without ``names`` the payload has the short form, which holds no shapes.
         ``density_factor``: multiplies the density of a sparsifier that is ``scalable``.
         ``common``: what all nodes have in common, for a quantizer whose levels are summed.
-        ``limit_residual``: True to use of the residual only what is below a level, for a secure sum
-        (`SummableQuantizer.limit`).
 
         Raises ValueError for a vector or memory that does not fit the layout. Raises PayloadError
         for NaN or infinity in the update; then the memory is unchanged. Raises PayloadError if the
@@ -218,9 +214,6 @@ class Codec:
         step = StepContext(
             inner.layout, memory, (seed, 0), loss, workers, number, density_factor, common
         )
-        if limit_residual and _ERROR in memory:
-            assert isinstance(self.quantizer, SummableQuantizer)
-            self.quantizer.limit(memory[_ERROR], common or (), parts_of(None, inner.layout))
         given = self._given(trained, memory)
         indices, values, same = self.sparsifier.select(given, step)
         if self.sparsifier.id >= PRIVATE and indices is not None:

@@ -20,6 +20,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from edgewire.compression.codec import Codec
 from edgewire.compression.make import make_codec
+from edgewire.compression.registry import get, options_of
 from edgewire.compression.validation import FOREVER
 from edgewire.conf.classes import (
     GROUPS,
@@ -37,6 +38,7 @@ from edgewire.conf.schema import OWN, Config, ConfigError
 MORE = "--help says which there are"  # keys
 TYPES: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 PRIMITIVES = (bool, int, float, str, NoneType)
+REACH = 2.0  # of levels that are rounded at random; chosen on parts of four training sets
 # Groups whose other options protect nothing without one: the name of this one, and a value for it.
 PROTECTIONS = {"privacy": ("unit", "sample"), "secure": ("mode", "sum")}
 
@@ -140,9 +142,23 @@ def codec_of(config: Config, group: str = "compression") -> Codec:
     for name in ("changes", "from_seed"):  # of `downlink`
         options.pop(name, None)
     try:
+        if group == "compression" and config.secure.mode == "sum":
+            options |= _forgetting(options)
         return make_codec(**options)
     except ValueError as error:
         raise ConfigError(f"{group}: {error}") from error
+
+
+def _forgetting(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of the nodes' codec in mode `sum`, in which they keep no errors (`SecureMod`).
+
+    So levels are rounded at random. Raises `ValueError` for `feedback`.
+    """
+    if options["feedback"]:
+        raise ValueError("option feedback: with secure=sum nodes keep no errors of their updates")
+    if "stochastic" not in options_of(get("quantizer", options["quantizer"])):
+        return {"feedback": False}
+    return {"feedback": False, "stochastic": True, "reach": options["reach"] or REACH}
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ A message has a ConfigRecord `SECURE` for the sum. By message type, its values a
 
 - `query.secure_keys`: `run`, the nonce of the server's session, and `certify` if the server has no
   key of this node. The reply has `keys`: the node's run key and, in mode `sum`, its mask key of the
-  round and its note (`.node.history`); and, of a node with a certificate, `certificate`, its proof
+  round; and, of a node with a certificate, `certificate`, its proof
   (`..secure.certificates`), if the server asks for it or the run key is new.
 - `query.secure_shares` (mode `sum`): `terms` (`SumOf.said`); `keys`, run keys that the node does
   not know yet, which it puts into its list at the place that stands before them; `certificates`, a
   list of the proofs of these keys, unless there are none; `roster`, a bitmap over the list;
-  `masks`, for each node of the roster its mask key and the place of its note in `notes`, the notes
-  without repetitions. The reply has `sealed`, the shares for the other nodes.
+  `masks`, the mask key of each node of the roster. The reply has `sealed`, the shares for the
+  other nodes.
 - `train.step`: in mode `sum` `sealed`, the other nodes' shares for this node; in mode `bare`
   `keys`, `certificates` and `roster`. The reply's payload is the masked update.
 - `query.secure_unmask` (mode `sum`): `alive`, a bitmap, and `round`. The reply has `shares`.
@@ -33,7 +33,7 @@ from ..decoder import parts_of
 from ..layout import Layout
 from ..quantizers.grid import OFFSET, SummableQuantizer
 from ..secure import Peer, Roster, SecureError, Terms
-from ..secure.terms import KEY, NOTE, expect_bytes, from_bitmap
+from ..secure.terms import KEY, expect_bytes, from_bitmap
 from .headers import DownlinkHeader, TrainConfig
 from .native_tensors import Arrays
 from .records import Vector, filled, values_of
@@ -137,28 +137,17 @@ def secure_values(content: RecordDict, *names: str, **others: Any) -> list[Any]:
     return [said[name] for name in types]
 
 
-def masks_of(roster: Roster) -> dict[str, bytes]:
-    """Return `masks` and `notes` of a message, from which `read_roster` makes the roster."""
-    notes = sorted({peer.note for peer in roster.peers})
-    masks = (peer.mask_key + bytes([notes.index(peer.note)]) for peer in roster.peers)
-    return {"masks": b"".join(masks), "notes": b"".join(notes)}
-
-
-def read_roster(keys: bytes, roster: bytes, masks: bytes = b"", notes: bytes = b"") -> Roster:
+def read_roster(keys: bytes, roster: bytes, masks: bytes = b"") -> Roster:
     """Return the roster of a round: the nodes' ids are their places in the list of run keys.
 
-    `keys`: the list, `KEY` bytes each. `roster`: a bitmap over it. `masks`, `notes`: as `masks_of`
-    returns them, in mode `sum`. Raises `SecureError` for lengths that do not fit.
+    `keys`: the list, `KEY` bytes each. `roster`: a bitmap over it. `masks`: the nodes' mask keys,
+    in mode `sum`. Raises `SecureError` for lengths that do not fit.
     """
     places = from_bitmap(roster, len(keys) // KEY)
-    if len(keys) % KEY or (masks and len(masks) != (KEY + 1) * len(places)):
+    if len(keys) % KEY or (masks and len(masks) != KEY * len(places)):
         raise SecureError("the keys of a roster do not have the length that its nodes need")
-    peers = list[Peer]()
-    for at, place in enumerate(places):
-        peer = Peer(place, keys[place * KEY : (place + 1) * KEY])
-        if masks:
-            *own, index = masks[at * (KEY + 1) : (at + 1) * (KEY + 1)]
-            note = notes[index * NOTE : (index + 1) * NOTE]
-            peer = peer._replace(mask_key=bytes(own), note=note)
-        peers.append(peer)
+    peers = [Peer(place, keys[place * KEY : (place + 1) * KEY]) for place in places]
+    if masks:
+        own = (masks[at : at + KEY] for at in range(0, len(masks), KEY))
+        peers = [peer._replace(mask_key=key) for peer, key in zip(peers, own, strict=True)]
     return Roster(tuple(peers))

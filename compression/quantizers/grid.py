@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from ..base import Kind, PayloadError, Spec, StepContext, Streams, TensorSlices, Vector
 from ..registry import register
 from ..validation import bounded
-from .scaling import ScaledQuantizer, check_scales, magnitudes, multiply, root_mean_squares
+from .scaling import (
+    ScaledQuantizer,
+    check_scales,
+    magnitudes,
+    multiply,
+    root_mean_squares,
+    round_by_chance,
+)
 
 # A size is the integer 8 log2(root mean square), so its error is at most 2^(1/16), 4.4 %.
 STEPS = 8
@@ -26,18 +33,22 @@ Sizes = NDArray[np.int64]
 class SummableQuantizer(ScaledQuantizer):
     """Sends integers from -``levels`` to ``levels``, called levels, which can be added over nodes.
 
-    A level is rint(x / scale), clipped, and all nodes share the scale of a tensor. It is ``reach``
-    / ``levels`` times its common size, which is the geometric mean of the nodes' root mean squares
-    of its values in the last round. So the sum of the nodes' levels, times the scale, is the sum of
-    what the nodes sent, and a server needs only the sum (`edgewire.compression.secure`). Without
-    common sizes, a node uses its own. Scales are powers of 2^(1/8), so that they are equal on all
-    machines.
+    A level is x / scale, rounded and clipped, and all nodes share the scale of a tensor. It is
+    ``reach`` / ``levels`` times its common size, which is the geometric mean of the nodes' root
+    mean squares of its values in the last round. So the sum of the nodes' levels, times the scale,
+    is the sum of what the nodes sent, and a server needs only the sum
+    (`edgewire.compression.secure`). Without common sizes, a node uses its own. Scales are powers of
+    2^(1/8), so that they are equal on all machines.
+
+    Levels are rounded to the nearest, or with ``stochastic`` at random, so that a level's
+    expectation is x / scale. This is for nodes that do not keep the error (`Codec.feedback`).
 
     What all nodes have in common, such as sizes, is a list of integers from 0 on (``common``). The
     server computes it after each round from the sums alone, and sends it with the next one. In the
     first round it is a guess from the model.
 
-    Error: at most |x|, and at most scale / 2 for |x| below (levels + 1/2) scale.
+    Error: at most |x|, and at most scale / 2 for |x| below (levels + 1/2) scale. With
+    ``stochastic`` it is below scale for |x| up to levels * scale.
     Streams: T float32 scales; k int8 levels; T int16 sizes of this node's values.
     """
 
@@ -47,6 +58,7 @@ class SummableQuantizer(ScaledQuantizer):
 
     levels: int
     reach: float
+    stochastic: bool
 
     def scales(self, values: Vector, parts: TensorSlices) -> Vector:
         """Return (T,) scales from the sizes of this node's values."""
@@ -60,7 +72,9 @@ class SummableQuantizer(ScaledQuantizer):
         return scales
 
     def round(self, scaled: Vector, step: StepContext, draws: Vector) -> None:
-        """Round half to even and clip, in place."""
+        """Round half to even, or with ``stochastic`` at random, and clip, in place."""
+        if self.stochastic:
+            return round_by_chance(scaled, self.levels, step.generator, draws)
         np.rint(scaled, out=scaled)
         np.clip(scaled, -self.levels, self.levels, out=scaled)
 
@@ -98,17 +112,6 @@ class SummableQuantizer(ScaledQuantizer):
     def summed(self, streams: Streams, parts: TensorSlices) -> tuple[Ints, Ints]:
         """Return the levels and the sizes in the streams of `encode`."""
         return streams[1], streams[2]
-
-    def limit(self, residual: Vector, common: Sequence[int], parts: TensorSlices) -> None:
-        """Clip a residual to nearly half a scale, in place; ``common``: of the next levels.
-
-        What is clipped is lost. Otherwise a server could choose a scale on which residuals make the
-        largest levels. Two sums, with a node and without it, would tell the signs of the node's.
-        Where all nodes but one have such residuals, one sum would tell the levels of that one.
-        """
-        half = self.scales_of(_checked(common, parts)) * np.float32(0.499)
-        limits = np.repeat(half, np.diff(parts.segments))
-        np.clip(residual, -limits, limits, out=residual)
 
     def mean_of(
         self, total: Ints, nodes: int, common: Sequence[int], parts: TensorSlices
@@ -151,7 +154,7 @@ class SummableQuantizer(ScaledQuantizer):
 @register("quantizer")
 @dataclass(frozen=True)
 class Grid(SummableQuantizer):
-    """Sends rint(x / scale), clipped to -levels..levels, with a scale that all nodes share."""
+    """Sends x / scale, rounded and clipped to -levels..levels; all nodes share the scale."""
 
     name: ClassVar[str] = "grid"
     id: ClassVar[int] = 12
@@ -159,6 +162,7 @@ class Grid(SummableQuantizer):
 
     levels: int = bounded(1, at_least=1, at_most=127)
     reach: float = bounded(1.5, at_least=0.01, at_most=100)
+    stochastic: bool = False
 
 
 def sizes_of(values: Vector, parts: TensorSlices, zeros: Sizes | None = None) -> Sizes:

@@ -94,6 +94,7 @@ class LowRank(SummableQuantizer):
     rank: int = bounded(2, at_least=1, at_most=64)
     levels: int = bounded(1, at_least=1, at_most=127)
     reach: float = bounded(1.5, at_least=0.01, at_most=100)
+    stochastic: bool = False
 
     def encode(self, values: Vector, parts: TensorSlices, step: StepContext) -> Streams:
         """Project the matrices onto the basis, and quantize the factors.
@@ -133,14 +134,6 @@ class LowRank(SummableQuantizer):
         numbers = np.split(pair, [todo.sizes[1]])[0 if side else 1]
         basis = _expected(Basis(todo, int(side), numbers.astype(np.int64)))
         return basis.lifted(super().decode((scales, *self.summed(streams, parts)), basis.inner))
-
-    def limit(self, residual: Vector, common: Sequence[int], parts: TensorSlices) -> None:
-        """Clip the factors of a residual, in place; what the basis lacks stays as it is."""
-        basis, sizes = self._read(common, parts)
-        factors = basis.projected(residual)
-        limited = factors.copy()
-        super().limit(limited, sizes, basis.inner)
-        residual -= basis.lifted(factors - limited)
 
     def entries(self, common: Sequence[int], parts: TensorSlices) -> int:
         """Return the entries of the factors, and of the tensors that are sent whole."""

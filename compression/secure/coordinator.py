@@ -19,12 +19,11 @@ def roster_of(
 ) -> tuple[Roster, dict[int, str]]:
     """Return the roster of the nodes with valid keys, and the reason for each node left out.
 
-    ``keys``: by node its run key, and in mode `sum` its mask key and its note. Of two nodes with
-    one key the first one is in the roster. Raises `SecureError` if fewer than two nodes are left.
+    ``keys``: by node its run key, and in mode `sum` its mask key. Of two nodes with one key the
+    first one is in the roster. Raises `SecureError` if fewer than two nodes are left.
     """
     seen, peers, refused, seed = set[bytes](), list[Peer](), dict[int, str](), urandom(SECRET)
-    for node, shown in keys.items():
-        given = shown[:2]
+    for node, given in keys.items():
         try:
             for key in given:
                 expect_bytes("a public key", key, KEY)
@@ -35,7 +34,7 @@ def roster_of(
             refused[node] = str(error)
         else:
             seen.update(given)
-            peers.append(Peer(node, *shown))
+            peers.append(Peer(node, *given))
     return Roster(tuple(peers)), refused
 
 

@@ -15,8 +15,6 @@ from .shamir import SECRET, SHARE
 from .terms import (
     KEY,
     NO_KEY,
-    NO_NOTE,
-    NOTE,
     RUN,
     Roster,
     SecureError,
@@ -60,14 +58,10 @@ class Member:
             self._keep(run=run, run_seed=urandom(32), last=self._state.get("last", -1))
         return self._masks.public_key(self._state["run_seed"])
 
-    def mask_key(self, note: bytes = NO_NOTE) -> bytes:
-        """Begin a round and give up an open one; return a new public key, 32 bytes.
-
-        ``note``: 19 bytes, which the server gives to all nodes of the round (`Peer`).
-        """
+    def mask_key(self) -> bytes:
+        """Begin a round and give up an open one; return a new public key, 32 bytes."""
         self._expect(None)
-        expect_bytes("a note", note, NOTE)
-        self._keep(stage=KEYED, mask_seed=urandom(SECRET), note=note)
+        self._keep(stage=KEYED, mask_seed=urandom(SECRET))
         return self._masks.public_key(self._state["mask_seed"])
 
     def share(self, terms: Terms, roster: Roster, least: int = 2) -> bytes:
@@ -77,8 +71,7 @@ class Member:
         """
         self._expect(KEYED)
         seed, self_seed = self._state["mask_seed"], urandom(SECRET)
-        shown = self._masks.public_key(seed), self._state["note"]
-        own, bound = self._entered(terms, roster, least, *shown)
+        own, bound = self._entered(terms, roster, least, self._masks.public_key(seed))
         shares = self._masks.split([self_seed, seed], roster.threshold, len(roster))
         keys = [peer.mask_key for i, peer in enumerate(roster.peers) if i != own]
         pairs = b"".join(self._masks.secrets(seed, keys))
@@ -89,10 +82,8 @@ class Member:
         self._state.update(said, **own_secrets, stage=SHARED)
         return b"".join(sealed)
 
-    def opened(self, sealed: bytes) -> bytes:
+    def opened(self, sealed: bytes) -> None:
         """Take the other nodes' shares, 50 bytes each, in the roster's order.
-
-        Returns a hash of terms, roster and configuration, which are the same at all these nodes.
 
         All nodes of the roster must have shared. If nodes could be told of different ones, the
         lists of the dropped that `unmask` allows would be enough to open one update.
@@ -107,7 +98,6 @@ class Member:
             one = sealed[at : at + SEALED]
             shares[i] = self._masks.open(secrets[i], key, (i, own), one)
         self._state.update(stage=OPENED, shares=b"".join(shares))
-        return key
 
     def masked(self, terms: Terms, values: Sequence[NDArray[Any]]) -> bytes:
         """Return this node's masked update.
@@ -148,7 +138,7 @@ class Member:
     ) -> bytes:
         """Return this node's masked update in mode `bare`; the arguments are as above."""
         self._expect(None)
-        own, bound = self._entered(terms, roster, least, NO_KEY, NO_NOTE)
+        own, bound = self._entered(terms, roster, least, NO_KEY)
         packing = Packing(terms.sections, len(roster))
         words = packing.words(values)
         key = self._with_config(bound)
@@ -157,17 +147,17 @@ class Member:
         return packing.to_bytes(words)
 
     def _entered(
-        self, terms: Terms, roster: Roster, least: int, mask_key: bytes, note: bytes
+        self, terms: Terms, roster: Roster, least: int, mask_key: bytes
     ) -> tuple[int, bytes]:
         """Return this node's place in a new round's roster, and the binding; or refuse them."""
         if terms.run != self._state["run"] or terms.round <= self._state["last"]:
             raise SecureError(f"round {terms.round} is over for this node, or of another run")
         if len(roster) < least:
             raise SecureError(f"{len(roster)} nodes take part, and the owner asks for {least}")
-        shown = self._masks.public_key(self._state["run_seed"]), mask_key, note
+        shown = self._masks.public_key(self._state["run_seed"]), mask_key
         places = [i for i, peer in enumerate(roster.peers) if peer[1:] == shown]
         if not places:
-            raise SecureError("this node's key or note is missing or changed in the roster")
+            raise SecureError("this node's key is missing in the roster")
         return places[0], binding(terms, roster)
 
     def _allowed(self, bitmap: bytes, nodes: int) -> list[int]:

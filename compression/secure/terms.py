@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 from ..base import PayloadError
 
-# Bytes of a public key, of a SHA-256, of a run's nonce, of a node's note.
-KEY, HASH, RUN, NOTE = 32, 32, 16, 19
-NO_KEY, NO_NOTE = bytes(KEY), bytes(NOTE)
-ROW = "<Q32s32s19s"  # a node of a roster
+KEY, HASH, RUN = 32, 32, 16  # bytes of a public key, of a SHA-256, of a run's nonce
+NO_KEY = bytes(KEY)
+ROW = "<Q32s32s"  # a node of a roster
 MOST_NODES = 200  # each node exchanges shares with each other: with more, that takes too long
 
 
@@ -22,16 +21,11 @@ class SecureError(PayloadError):
 
 
 class Peer(NamedTuple):
-    """A node's id, its X25519 public keys, and what it tells all other nodes.
-
-    Only mode `sum` has a mask key, a new one per round, and a note. All nodes of a round see the
-    same notes, because a roster's hash is in each derived key, and each node finds its own there.
-    """
+    """A node's id and its X25519 public keys; in mode `sum` it has a new mask key per round."""
 
     node: int
     run_key: bytes
     mask_key: bytes = NO_KEY
-    note: bytes = NO_NOTE
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,6 @@ class Roster:
         for peer in self.peers:
             expect_bytes(f"the run key of node {peer.node}", peer.run_key, KEY)
             expect_bytes(f"the mask key of node {peer.node}", peer.mask_key, KEY)
-            expect_bytes(f"the note of node {peer.node}", peer.note, NOTE)
         masks = [peer.mask_key for peer in self.peers if peer.mask_key != NO_KEY]
         keys = {peer.run_key for peer in self.peers} | {*masks}
         ids = {peer.node for peer in self.peers}
@@ -92,7 +85,7 @@ class Roster:
         return threshold_of(len(self)) if self.peers[0].mask_key != NO_KEY else 0
 
     def to_bytes(self) -> bytes:
-        """Return 91 bytes per node."""
+        """Return 72 bytes per node."""
         return b"".join(_packed(ROW, *peer) for peer in self.peers)
 
     @classmethod

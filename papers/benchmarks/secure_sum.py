@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from edgewire.compression.secure import Coordinator, Member, Packing, Terms, roster_of
-from edgewire.compression.secure.terms import NOTE
 
 NODES = (10, 50, 100)
 VALUES = (10_000, 62_000)
@@ -79,9 +78,8 @@ def round_of(
     with server:
         (total,) = coordinator.totals()
     assert np.array_equal(total, sum(values[place][0] for place in in_sum))
-    up = len(keys[0]) + len(mask_keys[0]) + NOTE + len(shares) + len(masked) + len(answer)
-    # All notes are equal here, so they are sent once, and a byte for each node (`masks_of`).
-    down = sum(len(key) + 1 for key in mask_keys) + NOTE + len(sealed) + len(alive)
+    up = len(keys[0]) + len(mask_keys[0]) + len(shares) + len(masked) + len(answer)
+    down = sum(map(len, mask_keys)) + len(sealed) + len(alive)
     return nodes.seconds / len(members) * 1e3, server.seconds, up, down
 
 

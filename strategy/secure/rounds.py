@@ -31,7 +31,6 @@ from edgewire.compression.flower.secure_messages import (
     SHARES,
     UNMASK,
     SumOf,
-    masks_of,
     secure_record,
     secure_values,
 )
@@ -39,7 +38,7 @@ from edgewire.compression.flower.server.inbox import count_received
 from edgewire.compression.flower.traffic import in_one_line, reason_of
 from edgewire.compression.secure import Coordinator, Roster, SecureError, roster_of
 from edgewire.compression.secure.certificates import LONGEST
-from edgewire.compression.secure.terms import KEY, NOTE, expect_bytes, to_bitmap
+from edgewire.compression.secure.terms import KEY, expect_bytes, to_bitmap
 from edgewire.compression.wire import StreamSizes
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.synchronous import Rounds, SparseAveraging
@@ -56,8 +55,7 @@ class SecureRounds(Rounds):
     In mode `sum` a round has four exchanges: keys, shares, masked updates, and the secrets of the
     masks that do not cancel. In mode `bare` a round has one, and the keys are asked for once. A
     round that has no sum leaves the model as it is. In mode `bare` its updates return to the nodes'
-    residuals. In mode `sum` they do if enough nodes have them (`SecureMod`), and the next round
-    uses at most half a step of its scale.
+    residuals. In mode `sum` they are lost (`SecureMod`).
 
     A run has keys of its own in each session of the server, so a resumed run has new ones. Raises
     `TaskError` for a model with tensors that cannot be summed.
@@ -132,7 +130,7 @@ class SecureRounds(Rounds):
             offers = {node: {**self._unknown_keys(node), "roster": bitmap} for node in nodes}
             if not self._of.sums:
                 break
-            shown = {"terms": said, **masks_of(roster)}
+            shown = {"terms": said, "masks": b"".join(peer.mask_key for peer in roster.peers)}
             offers = {node: {**each, **shown} for node, each in offers.items()}
             asked = self._ask(number, SHARES, offers, "sealed", timeout, sum_of.take_shares)
             self._told |= dict.fromkeys(asked, len(self._keys))
@@ -154,14 +152,14 @@ class SecureRounds(Rounds):
         if len(self._keys) > 2 * len(self._places) + SPARE:
             self._begin_session()  # nodes that make new keys again and again do not fill the list
         known = [] if self._of.sums else [node for node in asked if node in self._places]
-        masks = dict[int, tuple[bytes, ...]]()  # by node its mask key and its note, in mode `sum`
+        masks = dict[int, list[bytes]]()  # by node its mask key, in mode `sum`
 
         def take(node: int, keys: bytes, proof: bytes) -> None:
-            expect_bytes("a node's keys", keys, KEY + (KEY + NOTE) * self._of.sums)
+            expect_bytes("a node's keys", keys, KEY * (1 + self._of.sums))
             if len(proof) > LONGEST:
                 raise SecureError(f"a certificate of {len(proof)} bytes is too long")
             run_key = keys[:KEY]
-            masks[node] = (keys[KEY : 2 * KEY], keys[2 * KEY :]) if self._of.sums else ()
+            masks[node] = [keys[KEY:]] * self._of.sums
             if node not in self._places or self._keys[self._places[node]] != run_key:
                 self._told.pop(node, None)  # a node that lost its key has lost the others' keys
                 self._places[node] = len(self._keys)

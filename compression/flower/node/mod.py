@@ -140,10 +140,10 @@ class CompressionMod:
         **options: Any,
     ) -> None:
         self.codec = chosen(method, **options)
-        self.limit_residual = False  # as in `Codec.encode`; a `SecureMod` sets it
         if receiver is not None:
             self.codec.expect_receiver(receiver)
         self._layout, self._seed, self._masked = layout, seed, masked
+        self.secret = 0  # changes what the codec draws; a `SecureMod` sets it
         self._initial, self._pending = initial, pending
         self._follower = NodeReplica(layout, optimizer, seeded, contextual=contextual)
         self._warned = False
@@ -257,7 +257,7 @@ class CompressionMod:
         values, form, whole, named = change
         layout = form.layout
         node = int(context.node_config.get("partition-id", context.node_id))
-        seed = codec_seed(self._seed, node, header.number or 0)
+        seed = codec_seed(self._seed ^ self.secret, node, header.number or 0)
         clipped = False
         if clip is not None and not whole and is_clipped(self.codec, values.vector, layout, clip):
             expect_clip_kept(self.codec, values.own, layout)
@@ -288,7 +288,6 @@ class CompressionMod:
             "context": followed.context if codec.coder.contextual else None,
             "density_factor": header.density_factor or 1.0,
             "common": header.common,
-            "limit_residual": self.limit_residual,
         }
         if state is None:
             return codec.encode(vector, sent, **options), says

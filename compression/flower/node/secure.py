@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from hashlib import sha256
 from logging import getLogger
-from os import urandom
+from secrets import randbits
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -16,9 +16,9 @@ from ...decoder import quantized
 from ...layout import Layout
 from ...secure import Member, Roster, SecureError
 from ...secure.certificates import CA, Credentials, expect_holders
-from ...secure.terms import KEY, MOST_NODES
+from ...secure.terms import KEY
 from ..compact_records import compact, restored
-from ..headers import HEADER, LOSS, STEPS, DownlinkHeader, TrainConfig, read, trains, written
+from ..headers import HEADER, LOSS, STEPS, DownlinkHeader, TrainConfig, read, trains
 from ..native_tensors import natives_of
 from ..records import (
     UNSTORED,
@@ -47,15 +47,10 @@ from ..secure_messages import (
     secure_record,
     secure_values,
 )
-from .history import NONE, History, agreed
 from .mod import CompressionMod
-from .state import forget_residual, sequence_of
 
 KNOWN = "edgewire-secure"  # the record in a node's state with what is not secret
 RECORDS = (KNOWN, VOLATILE)  # the app does not see them
-# Values of KNOWN that outlast a session: the `History` of this node's residual, and 1 if the node
-# has given the shares for the sum of its last update.
-CHAIN, ROUNDS, GIVEN = LASTING = "chain", "rounds", "given"
 # What a header may hold: everything else would let the server treat an update differently.
 FIELDS = {
     *("number", "applied", "undecided", "workers", "version", "base", "rates", "checksum"),
@@ -71,17 +66,16 @@ class SecureMod:
     The reply to a message for training holds the masked update and the header: neither the loss nor
     the number of samples. The masked update is made of the integers in the payload of `mod`
     (`Grid`), of the tensors' sizes, and of the loss; each is a digit of a sum
-    (`edgewire.compression.secure`). The payload stays on the node, for `Codec.restore`.
+    (`edgewire.compression.secure`). In mode `bare` the payload stays on the node, for
+    `Codec.restore`.
 
     A node trains only with the model, the settings and the configuration for which it has given its
     keys. Raises `SecureError` otherwise, and for an update that has more than such a sum can hold,
     such as changed native tensors.
 
-    In mode `sum` a server must not get one update in two sums, and nothing of a node alone. So a
-    node that has given the shares for a sum never adds its update back to the residual, whatever
-    the server says. Nodes tell all others, in their notes, of which rounds they have a residual. A
-    node deletes its own if a sum could hold fewer than `least` of the same rounds. Of a residual at
-    most half a step of the round's scale is used (`SummableQuantizer.limit`).
+    In mode `sum` nothing of an update must be in two sums, because a server that leaves the node
+    out of one of them could tell it from their difference. So `mod` must have a codec that keeps
+    nothing from update to update; raises `ValueError` for another.
 
     `of`: what is summed. `layout`: of the vector. `least`: the fewest nodes of a sum; a node's
     owner may ask for more by `secure-least` in its `--node-config`. `masks`: False simulates the
@@ -101,8 +95,9 @@ class SecureMod:
         simulated: Callable[[Context], bool],
         counted: bool,
     ) -> None:
+        if of.sums and mod.codec.memory_bytes(layout):
+            raise ValueError("the codec of a secure sum must keep nothing: give feedback=False")
         self._mod, self._of, self._layout = mod, of, layout
-        mod.limit_residual = of.sums
         self._least, self._masks = least, masks
         self._simulated, self._counted = simulated, counted
 
@@ -112,39 +107,27 @@ class SecureMod:
         member, known = self._load(context)
         if kind.endswith(KEYS):
             run, certify = secure_values(content, "run", certify=b"")
-            before = values_of(values_of(context.state)[VOLATILE]).get("run")
-            is_new = before != run
-            if before is None and not self._simulated(context):
-                # A state without secrets is a copy, or of a checkpoint: its residual may be in the
-                # sum of a round that comes again.
-                forget_residual(context.state)
-                known = {}
+            is_new = values_of(values_of(context.state)[VOLATILE]).get("run") != run
             if is_new:
-                known = {"run": run, **{name: known[name] for name in LASTING if name in known}}
+                known = {"run": run}
             run_key = member.run_key(run)
-            said = {"keys": run_key}
-            if self._of.sums:
-                known["note"] = self._history(known, context).note()
-                said["keys"] += member.mask_key(known["note"]) + known["note"]
+            said = {"keys": run_key + (member.mask_key() if self._of.sums else b"")}
             own = Credentials.of(context.node_config) if is_new or certify else None
             if own is not None:
                 said["certificate"] = own.proof(run, run_key)
             elif is_new and not self._simulated(context):
                 log.warning("this node has no certificate: %s", HONEST)
         elif kind.endswith(SHARES):
-            names = "terms", "keys", "roster", "masks", "notes"
+            names = "terms", "keys", "roster", "masks"
             terms, keys, *shown, proofs = secure_values(content, *names, certificates=[])
             known = {**_extended(known, keys, proofs, context), "terms": terms}
             roster = _roster(known, context, *shown)
             terms = self._of.terms(known["run"], terms)
             said = {"sealed": member.share(terms, roster, self._floor(context))}
-            history = agreed([peer.note for peer in roster.peers], known["note"])
-            known["agreed"] = history.note()
         else:
             alive, number = secure_values(content, "alive", "round")
             said = {"shares": member.unmask(alive, int.from_bytes(number, "little"))}
             values_of(values_of(context.state)[VOLATILE])[UNSTORED] = True
-            known[GIVEN] = 1
         values_of(context.state)[KNOWN] = filled(ConfigRecord, known)
         return reply_to(message, filled(RecordDict, {SECURE: secure_record(**said)}))
 
@@ -159,15 +142,11 @@ class SecureMod:
         rest = {name: record for name, record in values_of(asked).items() if name != SECURE}
         if self._of.sums:
             (sealed,) = secure_values(came, "sealed")
-            applied = self._applied(member, known, sealed, context)
-            header = header._replace(applied=applied, undecided=None)
-            rest[HEADER] = written(header)
+            member.opened(sealed)
         else:
             keys, bitmap, proofs = secure_values(came, "keys", "roster", certificates=[])
             known = _extended(known, keys, proofs, context)
             roster = _roster(known, context, bitmap)
-            # What this mode keeps is no residual that a later sum of mode `sum` may hold.
-            known[CHAIN] = urandom(16)
             values_of(state)[KNOWN] = filled(ConfigRecord, known)
         seen, metrics = list[bytes](), dict[str, Any]()
 
@@ -180,6 +159,7 @@ class SecureMod:
                 metrics.update(values_of(said))
             return reply
 
+        self._mod.secret = secret_of(context)
         passed = with_content(message, filled(RecordDict, rest))
         ours = {name: values_of(state).pop(name) for name in RECORDS if name in values_of(state)}
         try:
@@ -193,36 +173,14 @@ class SecureMod:
         values = self._values(answered, metrics)
         if self._of.sums:
             masked = member.masked(terms, values)
-            known |= {CHAIN: known["after"], GIVEN: 0}
         else:
             masked = member.masked_bare(terms, roster, values, self._floor(context))
-        values_of(state)[KNOWN] = filled(ConfigRecord, known)
         content = {"arrays": payload_record(masked), HEADER: values_of(answered)[HEADER]}
         if STEPS in metrics and (self._counted or self._simulated(context)):
             content["metrics"] = filled(MetricRecord, {STEPS: metrics[STEPS]})
         found = filled(RecordDict, content)
         reply.content = found if asked is came else compact(found)
         return reply
-
-    def _applied(
-        self, member: Member, known: dict[str, Any], sealed: bytes, context: Context
-    ) -> int | None:
-        """Take the others' shares; return the last update that must not return to the residual.
-
-        Deletes the residual if the nodes have agreed so.
-        """
-        bound = member.opened(sealed)
-        history = History.of(known["agreed"])
-        if not history.rounds:
-            forget_residual(context.state)
-        history = history.after(bound)
-        # The residual is like no other's unless the training ends well.
-        known |= {ROUNDS: history.rounds, CHAIN: urandom(16), "after": history.chain}
-        values_of(context.state)[KNOWN] = filled(ConfigRecord, known)
-        # A reply is added back unless its sum was to be known; what the server says may differ
-        # between nodes.
-        sequence = sequence_of(context.state)
-        return (sequence if known.get(GIVEN) else max(sequence - 1, 0)) or None
 
     def _seen(self, message: Message, header: DownlinkHeader) -> bytes:
         """Return what the app gets, as the round's terms say it."""
@@ -244,13 +202,6 @@ class SecureMod:
     def _floor(self, context: Context) -> int:
         return max(self._least, int(context.node_config.get("secure-least", 0)))
 
-    def _history(self, known: dict[str, Any], context: Context) -> History:
-        """Return of which rounds this node has a residual, as it says before a round."""
-        least = min(self._floor(context), MOST_NODES)
-        if not known.get(ROUNDS):
-            return NONE._replace(least=least)
-        return History(known[CHAIN], known[ROUNDS], least).after(bytes([known.get(GIVEN, 0)]), 0)
-
     def _load(self, context: Context) -> tuple[Member, dict[str, Any]]:
         """Return the node's side of the sum, whose record changes in place, and what it knows."""
         values = values_of(context.state)
@@ -259,6 +210,15 @@ class SecureMod:
         values_of(values[VOLATILE]).pop(UNSTORED, None)
         known = values_of(values[KNOWN]) if KNOWN in values else {}
         return Member(values_of(values[VOLATILE]), self._masks, _config_hash(context)), {**known}
+
+
+def secret_of(context: Context) -> int:
+    """Return a number that changes all draws of a node whose owner asks for mode `sum`, or 0.
+
+    A server that knew them could choose a round in which those of all other nodes leave nothing of
+    an update: dropout, or levels that are rounded down.
+    """
+    return randbits(63) if str(context.node_config.get("secure")).lower() == "sum" else 0
 
 
 def _extended(

@@ -68,11 +68,6 @@ def sequence_of(state: RecordDict) -> int:
     return 0 if numbers is None else int(values_of(numbers).get("sequence", 0))
 
 
-def forget_residual(state: RecordDict) -> None:
-    """Delete a node's residual, and its last reply, which could be added back to it."""
-    values_of(state).pop(MEMORY, None)
-
-
 def take_up(state: RecordDict, record: str, applied: int | None) -> None:
     """Set the app's record `record` to what it was after the node's last applied reply.
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgewire.compression.secure import Coordinator, Member, Roster, Terms, roster_of
-from edgewire.compression.secure.terms import NO_NOTE
 
 # When a node drops: before its shares, before its masked update, before its last answer, never.
 SHARES, UPDATE, ANSWER, NEVER = range(4)
@@ -44,7 +43,7 @@ class Group:
         keys = {n: (key,) for n, key in self.seen["run key"].items() if n not in without}
         for node in () if bare else keys:
             self.seen["mask key"][node] = self.members[node].mask_key()
-            keys[node] += (self.seen["mask key"][node], NO_NOTE)
+            keys[node] += (self.seen["mask key"][node],)
         roster, refused = roster_of(keys, self.masks)
         assert not refused
         return roster

@@ -108,7 +108,7 @@ def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
-NO_KEY, DUE, OVER = "missing or changed in the roster", "late, early or repeated", "round . is over"
+NO_KEY, DUE, OVER = "key is missing in the roster", "late, early or repeated", "round . is over"
 OPEN, DIFFER, LEFT = (
     "a share of place . does not open",
     "the model or the terms differ",
@@ -142,8 +142,6 @@ REFUSED = {
     "its key missing": (NO_KEY, "keyed", lambda r: r.share(roster=Roster(r.roster.peers[1:]))),
     "its run key changed": (NO_KEY, "keyed", lambda r: r.share(peer={"run_key": OTHER})),
     "its mask key changed": (NO_KEY, "keyed", lambda r: r.share(peer={"mask_key": OTHER})),
-    "its note changed": (NO_KEY, "keyed", lambda r: r.share(peer={"note": b"n" * 19})),
-    "a short note": ("a note: 19 bytes", "keyed", lambda r: r.member.mask_key(b"n")),
     "two nodes with its key": (
         TWO, "keyed", lambda r: r.share(1, {"run_key": r.roster.peers[0].run_key})),
     "two nodes with its id": (TWO, "keyed", lambda r: r.share(1, {"node": NODE})),
@@ -308,7 +306,7 @@ def test_after_a_round_the_state_holds_the_runs_key_alone():
     assert group.states[10].keys() == kept[10].keys() | held
     mask_key = group.members[10].mask_key()
     assert mask_key != group.seen["mask key"][10]
-    assert group.states[10].keys() == kept[10].keys() | {"stage", "mask_seed", "note"}
+    assert group.states[10].keys() == kept[10].keys() | {"stage", "mask_seed"}
 
 
 @pytest.mark.parametrize("come_to", ["keyed", "shared", "opened", "masked", "done"])

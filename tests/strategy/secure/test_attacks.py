@@ -24,12 +24,12 @@ from edgewire.compression.flower.secure_messages import (
     MOST_LOSS,
     SECURE,
     SumOf,
-    masks_of,
     secure_record,
     secure_values,
 )
 from edgewire.compression.make import make_codec
-from edgewire.compression.quantizers.grid import MOST, OFFSET, Grid
+from edgewire.compression.quantizers import grid
+from edgewire.compression.quantizers.grid import MOST, OFFSET
 from edgewire.compression.secure import Coordinator, Packing, Roster, SecureError
 from edgewire.compression.secure.masks import PAIR, SEALED, SELF, Masks
 from edgewire.compression.secure.terms import Peer, threshold_of
@@ -115,32 +115,26 @@ class Server:
         keys = {i: self.ask(i, "keys", "keys", run=self.run) for i in nodes}
         self.keys |= {i: each[:32] for i, each in keys.items()}
         every = b"".join(self.keys.get(i, bytes([i + 1] * 32)) for i in sorted(self.contexts))
-        peers = (Peer(i, keys[i][:32], keys[i][32:64], keys[i][64:]) for i in sorted(nodes))
-        roster = Roster(tuple(peers))
+        roster = Roster(tuple(Peer(i, keys[i][:32], keys[i][32:]) for i in sorted(nodes)))
         said = self.of.said(header, orders, self.model, {})
         sum_of = Coordinator(self.of.terms(self.run, said), roster)
         shared = {"terms": said, "keys": bytes(4) + every}
         shared["roster"] = bitmap(nodes, len(self.contexts))
+        shared["masks"] = b"".join(peer.mask_key for peer in roster.peers)
         for i in nodes:
-            shown = shared | masks_of(self.shown(i, roster))
-            sum_of.take_shares(i, self.ask(i, "shares", "sealed", **shown))
+            sum_of.take_shares(i, self.ask(i, "shares", "sealed", **shared))
         return sum_of
-
-    def shown(self, node, roster):
-        """Return the roster that a node gets."""
-        return roster
 
     def round(self, number, nodes, *, common, lr=0.0, seed=None, drop=(), unasked=(),
               header_of=lambda i: {}, message_of=lambda i: {}):  # fmt: skip
         """Run a round; return the sums of its levels and the nodes in it."""
-        common = [common] * self.tensors if common is not None else None
-        header = DownlinkHeader(number, common=common)
+        header = DownlinkHeader(number, common=self.common(common))
         orders = TrainConfig(lr, number if seed is None else seed)
         sum_of = self.begin(header, orders, nodes)
         there = [i for i in nodes if i not in drop]
         sealed = {i: sum_of.sealed_for(i) for i in nodes}
         for i in there:
-            mine = header._replace(**{"applied": self.sequence(i), **header_of(i)})
+            mine = header._replace(**header_of(i))
             found = self.message(i, sealed[i], mine, orders, **message_of(i))
             sum_of.take_masked(i, payload_of(found)[1])
         alive = sum_of.alive()
@@ -148,12 +142,15 @@ class Server:
             if i not in unasked:
                 ending = {"alive": alive, "round": number.to_bytes(8, "little")}
                 sum_of.take_unmasked(i, self.ask(i, "unmask", "shares", **ending))
-        return sum_of.totals()[0] if common else None
+        return sum_of.totals()[0]
 
-    def sequence(self, node):
-        """Return the number of a node's last reply, as the server knows from the replies."""
-        record = self.contexts[node].state.get("edgewire-numbers")
-        return 0 if record is None else record["sequence"]
+    def common(self, size):
+        """Return what nodes have in common, with this size of all tensors."""
+        quantizer, draws = self.of.quantizer, np.random.default_rng(0)
+        found = quantizer.first_common(self.model, self.of.parts, draws)
+        first = len(found) > self.tensors  # the side of a basis
+        found[first : first + self.tensors] = [size] * self.tensors
+        return found
 
     def levels(self, values, common):
         """Return the levels of a vector at these scales."""
@@ -162,16 +159,14 @@ class Server:
         return np.clip(np.rint(values / each), -63, 63)
 
 
-@pytest.fixture
-def limited():
-    """For tests of what `Grid.limit` prevents."""
-
-
 @pytest.fixture(autouse=True)
-def whole_residuals(request, monkeypatch):
-    """Use residuals whole in all other tests, which show what prevents the rest."""
-    if "limited" not in request.fixturenames:
-        monkeypatch.setattr(Grid, "limit", lambda *arguments: None)
+def to_nearest(monkeypatch):
+    """Round levels to the nearest, so that a test knows those of an update."""
+
+    def rounded(scaled, top, generator, draws):
+        np.clip(np.rint(scaled, out=scaled), -top, top, out=scaled)
+
+    monkeypatch.setattr(grid, "round_by_chance", rounded)
 
 
 @pytest.fixture
@@ -180,7 +175,7 @@ def encoded(monkeypatch):
     found, encode = [], Codec.encode
 
     def noting(self, vector, *arguments, **options):
-        if options.get("memory") is not None:
+        if isinstance(self.quantizer, grid.SummableQuantizer):
             found.append(np.array(vector))
         return encode(self, vector, *arguments, **options)
 
@@ -198,48 +193,8 @@ def test_an_honest_server_gets_the_sum(identity, encoded):
 
 
 @attack("")
-def test_applied_empties_all_residuals_but_one(identity, encoded):
-    """`applied` is in no hash: a high one deletes the residual of each node but one."""
-    server, every = Server(), range(10)
-    server.round(1, every, common=BLIND, lr=0.1)  # all levels are 0, so residuals are the updates
-    update = encoded[V]
-    total = server.round(
-        2, every, common=FINE, lr=0.0, header_of=lambda i: {} if i == V else {"applied": 1 << 60}
-    )
-    expect_hidden(total, server.levels(update, FINE))
-
-
-@attack("")
-def test_skipping_others_empties_all_residuals_but_one(identity, encoded):
-    """A node that was left out deletes its residual, so a message to V alone spares that of V.
-
-    V refuses the message, because it agreed to no terms for it, but notes its number.
-    """
-    server, every = Server(), range(10)
-    server.round(1, every, common=BLIND, lr=0.1)
-    update = encoded[V]
-    with contextlib.suppress(SecureError):
-        server.message(V, b"", DownlinkHeader(2), TrainConfig(0.0, 2))
-    total = server.round(3, every, common=FINE, lr=0.0)
-    expect_hidden(total, server.levels(update, FINE))
-
-
-@attack("")
-def test_a_node_that_is_not_asked_to_unmask_keeps_its_update(identity, encoded):
-    """Seven of ten nodes give the shares for the sum; the same update of V is in the next one."""
-    server, every = Server(), range(10)
-    server.round(1, every, common=FINE, lr=0.1, unasked=(V, 8, 9))
-    update = encoded[V]
-    later = {V: {"applied": 0}}
-    again = server.round(
-        2, every, common=FINE, lr=0.0, header_of=lambda i: later.get(i, {"applied": 1 << 60})
-    )
-    expect_hidden(again, server.levels(update, FINE))
-
-
-@attack("")
 def test_one_round_repeated_without_a_node(identity, encoded):
-    """The same model and `orders.number` give the same updates; `number` + 2 empties residuals."""
+    """The same model and `orders.number` give the same updates."""
     server, every = Server(), range(10)
     first = server.round(1, every, common=FINE, lr=0.1, seed=1)
     second = server.round(3, [i for i in every if i != V], common=FINE, lr=0.1, seed=1)
