@@ -33,7 +33,7 @@ class Privacy:
     delta: float = bounded(1e-5, above=0, below=1)
     clip: float = bounded(1.0, above=0)
     noise: float | None = bounded(None, above=0)
-    rate: float = bounded(0.1, above=0, at_most=1)
+    rate: float = bounded(0.1, at_least=1e-6, at_most=1)
     anyway: bool = False
 
     @property

@@ -405,9 +405,9 @@ def _asynchronous(c: Choice, s: Any) -> Rows:
         f"not {p.sender_exponent:g} with buffer={p.buffer}": p.sender_exponent and p.buffer == 1,
         "strategy: mix goes with update=delta, buffer=1 and a server_lr of at most 1": p.mix
         and (s.update != "delta" or p.buffer > 1 or s.server_lr > 1),
-        **_updates(c, s),
         "personal= needs rounds, after which the nodes evaluate the model: give "
         "strategy=sparse_averaging, or one of Flower's": c.config.personal,
+        **_updates(c, s),
     }
 
 

@@ -227,7 +227,7 @@ class Config:
         """Make `personal` a list; raises `ValueError` for what is no text and no list of texts."""
         found = [self.personal] if isinstance(self.personal, str) else self.personal
         if not isinstance(found, list | None) or not all(isinstance(e, str) for e in found or ()):
-            raise ValueError("personal must be a list of names: personal=[NAME,NAME]")
+            raise ValueError("personal must be batchnorm or a list of names: personal=[NAME,NAME]")
         self.personal = found or None
 
 

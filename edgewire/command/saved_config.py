@@ -20,6 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from edgewire.conf.check import PROTECTIONS
 from edgewire.conf.load import HERE as CONF
 from edgewire.conf.load import compose_config
 from edgewire.conf.schema import Config, ConfigError, declared
@@ -292,8 +293,10 @@ def composed_from(given: Namespace, words: Iterable[str], *, hydra: bool = False
 def _expect_keys(words: Iterable[str]) -> None:
     """Raise `ConfigError` for a choice of a group among overrides of a saved configuration."""
     for word in words:
-        if _key(word) != LOGGER and (CONF / _key(word)).is_dir():
-            said = "a saved configuration takes single keys, as in lr=0.1, and keeps its choices"
+        key, _, value = word.lstrip("+~").partition("=")
+        if key != LOGGER and (CONF / key).is_dir():
+            single = f"{key}.{PROTECTIONS[key][0]}={value}" if key in PROTECTIONS else "lr=0.1"
+            said = f"a saved configuration takes single keys, as in {single}, and keeps its choices"
             raise ConfigError(f"{word}: {said}")
 
 

@@ -38,6 +38,10 @@ except ImportError as error:  # Flower is missing or unsupported
     raise SystemExit(f"error: {lacking(error)}") from error
 
 log = logging.getLogger("edgewire")
+# A text in quotes, or a word without, which Flower would refuse: `survey` takes true and false.
+WORDS = re.compile(
+    r"""(?i)'[^']*'?|"[^"]*"?|(?<==)(?<!survey=)(?!(?:true|false|inf|nan)\b)([a-z][\w.-]*)(?!\S)"""
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -79,6 +83,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def node_config_of(text: str | None) -> UserConfig:
     """Return the values of `--node-config`. Raises `UsageError` if they cannot be parsed."""
+    if text and not text.endswith(".toml"):
+        text = WORDS.sub(lambda each: f'"{each[1]}"' if each[1] else each[0], text)
     try:
         config: UserConfig = parse_config_args([text] if text else None)
     except (click.ClickException, OSError, ValueError) as error:

@@ -10,6 +10,7 @@ smaller one of it and of a bound by the distribution of privacy losses, PLD (Kos
 
 from __future__ import annotations
 
+import logging
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -26,7 +27,7 @@ from edgewire.conf.schema import Config, ConfigError
 RDP, PLD = "RDP", "PLD"
 ORDERS = (*range(2, 33), *range(36, 65, 4), 72, 80, 96, 128, 192, 256)
 SHARP = 50.0  # up to this epsilon PLD is computed: beyond, it takes memory, and no bound is of use
-MOST_STEPS, MOST_NOISE = 1 << 26, 10_000
+MOST_STEPS, MOST_NOISE = 1 << 40, 10_000
 UNLUCKY = 0.01  # the probability that a node is drawn more often than planned
 
 
@@ -50,6 +51,7 @@ def epsilon_of(spent: Mapping[Mechanism, int], delta: float, method: str = RDP) 
     except ImportError:
         needed = "privacy= needs the package dp-accounting: pip install -e '.[privacy]'"
         raise ConfigError(needed) from None
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of rounding for much noise
     near = dp.NeighboringRelation.REPLACE_SPECIAL
     accountant = dp.rdp.RdpAccountant(ORDERS, near) if method == RDP else dp.pld.PLDAccountant(near)
     for (rate, noise), steps in (+Counter(spent)).items():
@@ -60,15 +62,21 @@ def epsilon_of(spent: Mapping[Mechanism, int], delta: float, method: str = RDP) 
 def noise_for(privacy: Privacy, steps: int, before: Spent) -> float:
     """Return the least noise multiplier, to three decimals, that keeps the steps within the budget.
 
-    `before`: the steps that have been taken already.
+    `before`: the steps that have been taken already. Raises `ConfigError` if no noise does.
     """
+    budget = privacy.epsilon or math.inf
 
     def margin(thousandths: int) -> float:
         own = Mechanism(privacy.rate, thousandths / 1000)
         return -epsilon_of(before + Counter({own: steps}), privacy.delta)
 
     every = range(1, MOST_NOISE * 1000)
-    return (1 + bisect_left(every, -(privacy.epsilon or math.inf), key=margin)) / 1000
+    if (least := -margin(every[-1])) > budget:  # the conversion of an RDP of 0 to delta is above 0
+        raise ConfigError(
+            f"no noise reaches privacy.epsilon={budget:g} at privacy.delta={privacy.delta:g} "
+            f"by RDP of orders up to {ORDERS[-1]}: give a larger one than {least + 0.005:.2f}"
+        )
+    return (1 + bisect_left(every, -budget, key=margin)) / 1000
 
 
 def most_steps(privacy: Privacy, own: Mechanism, before: Spent) -> int:

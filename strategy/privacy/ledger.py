@@ -68,8 +68,8 @@ class Ledger(GridWrapper):
         self._most = most_steps(config.privacy, self._own, self._before)
         if self._most < self._each:
             raise ConfigError(
-                f"privacy.epsilon={config.privacy.epsilon:g} is not enough for one message: give a "
-                "larger one, or privacy.noise=null"
+                f"privacy.epsilon={config.privacy.epsilon:g} is not enough for one message by RDP, "
+                "which decides: give a larger one, and privacy.noise=null"
             )
         self._steps: dict[int, int] = {}  # by node
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ class Ledger(GridWrapper):
         steps = steps | {node: steps.get(node, new) + self._each for node in asked}
         if max(steps.values()) > self._most:
             raise BudgetSpent(
-                f"with the next steps, epsilon would be above privacy.epsilon={options.epsilon:g}"
+                f"with more steps, epsilon by RDP would exceed privacy.epsilon={options.epsilon:g}"
             )
         self._steps = steps
         line = {
@@ -167,7 +167,8 @@ def earlier(config: Config, folder: Path | None = None) -> tuple[bytes, Spent]:
     if options.epsilon and (found := epsilon_of(spent, options.delta)) >= options.epsilon:
         raise ConfigError(
             f"privacy.epsilon={options.epsilon:g} is spent: earlier training has epsilon "
-            f"{found:.2f} at delta {options.delta:g}; give a larger one, and privacy.noise=null"
+            f"{found:.2f} at delta {options.delta:g} by RDP, which decides; give a larger one, and "
+            "privacy.noise=null"
         )
     return lines, spent
 

@@ -53,12 +53,14 @@ def expect(folder: Path) -> None:
         raise ConfigError(f"resume={folder}: there is no such folder")
     if (folder / FILE).is_file():
         return
-    ended = None
+    ended, more = None, "rounds=10"
     with suppress(OSError, ValueError, KeyError, TypeError):
-        ended = json.loads((folder / "result.json").read_text())["ended"]
+        result = json.loads((folder / "result.json").read_text())
+        ended = result["ended"]
+        more += f" privacy.epsilon={2 * result['privacy']['budget']:g} privacy.noise=null"
     if ended == "finished":
         raise ConfigError(
-            f"resume={folder}: this run is finished; {shlex.quote(f'start={folder}')} rounds=10 "
+            f"resume={folder}: this run is finished; {shlex.quote(f'start={folder}')} {more} "
             "trains its model on, in a new folder"
         )
     raise ConfigError(

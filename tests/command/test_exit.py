@@ -111,6 +111,8 @@ BAD = [
     (["secure.masks=true"], "secure.masks= protects nothing without secure=sum"),
     (["privacy={epsilon:8}"], "privacy.epsilon= protects nothing without privacy=sample"),
     (["secure={least:6}"], "secure.least= protects nothing without secure=sum"),
+    (["privacy=sample", "privacy.rate=1e-9"], "privacy.rate must be a number of at least 1e-06"),
+    (["personal=3"], "personal must be batchnorm or a list of names: personal=[NAME,NAME]"),
     (["privacy=none", "privacy.epsilon=8"], "privacy.epsilon= protects nothing without privacy="),
     (["engine=ray", "network=lte"], "cannot honour network.up_mbps=5, network.down_mbps=20"),
     (["engine=ray", "algorithm=adacomp"], "network.waiting=uniform"),

@@ -1,5 +1,7 @@
 """A run that diverges or cannot continue ends with a one-line error and a result."""
 
+import re
+
 import pytest
 
 from edgewire.command import job
@@ -84,6 +86,22 @@ def test_a_sweep_may_have_jobs_without_the_privacy_of_others(command):
     code, printed, _ = command(f"start={folder}/1", "privacy.epsilon=3")
     assert code == 2
     assert "privacy.epsilon= protects nothing without privacy.unit=sample, say" in printed.err
+
+
+def test_a_private_run_is_trained_on_as_its_lines_say(command, cli):
+    code, _, run = command(*ONE_STEP, "privacy=sample", "privacy.epsilon=4")
+    assert code == 0
+    words = re.search(f"(start={run} .*) trains", cli(f"resume={run}")[1].err)[1].split()
+    assert words[2:] == ["privacy.epsilon=8", "privacy.noise=null"]
+    code, _, on = command(*words, "rounds=2")
+    assert code == 0
+    assert 4 < result_of(on)["epsilon"] <= 8
+    code, printed, _ = command(f"start={run}", "privacy.unit=none")
+    assert code == 0
+    assert "WARNING  the model is of a private run" in printed.out
+    code, printed, _ = command(f"start={run}", "privacy.epsilon=3")
+    assert code == 2
+    assert re.search(r"epsilon \S+ at delta 1e-05 by RDP, which decides; give a", printed.err)
 
 
 @pytest.mark.parametrize("resumes", [True, False])

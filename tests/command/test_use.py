@@ -102,6 +102,14 @@ def test_the_card_is_the_hubs(run):
         (["start=nowhere", "rounds=1"], "nowhere/.hydra/config.yaml"),
         (["start=RUN", "model=mlp"], "takes single keys"),
         (["start='RUN'", "task=table"], "takes single keys, as in lr=0.1, and keeps its choices"),
+        (
+            ["start=RUN", "privacy=none"],
+            "single keys, as in privacy.unit=none, and keeps its choices",
+        ),
+        (
+            ["start=RUN", "secure=none"],
+            "single keys, as in secure.mode=none, and keeps its choices",
+        ),
         (["start=RUN", "model.width=3"], "there is no key model.width"),
         (["start=RUN", "secure.least=6"], "protects nothing without secure.mode=sum, say: give it"),
         (

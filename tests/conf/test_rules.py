@@ -108,6 +108,7 @@ REFUSED = [  # overrides, and a part of the error
       for word in ("trainable=[a]", "personal=[a]", "adapter=lora", "model.file=x",
                    "model.dtype=float16")),
     ("algorithm=esgd personal=[a]", "personal= goes with strategy.update=delta"),
+    (f"{ASYNC} personal=[a]", "personal= needs rounds, after which the nodes evaluate"),
     (f"{DELTA} personal=[a]", "personal= needs rounds, after which the nodes evaluate"),
     (f"{MASKED} personal=[a]", "drop strategy.fraction_evaluate= and personal="),
     (f"{MASKED} strategy.fraction_evaluate=1", "drop strategy.fraction_evaluate= and personal="),

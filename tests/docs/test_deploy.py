@@ -5,8 +5,10 @@ import shlex
 import sys
 
 import pytest
+from flwr.common.config import parse_config_args
 
 from edgewire.deploy import keys
+from edgewire.deploy.node import node_config_of
 from tests.deploy.processes import ROOT
 from tests.deploy.servers import Field
 from tests.runs import result_of, write_photos
@@ -20,6 +22,14 @@ def commands(heading):
     blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     return [shlex.split(line, comments=True) for line in lines if line.startswith("python")]
+
+
+def test_flowers_supernode_and_a_node_take_the_pages_options():
+    text = "\n".join(page.read_text() for page in ROOT.glob("docs/*.md"))
+    found = re.findall(r"--node-config '([^']+)'", text)
+    assert any("secure=" in words for words in found)
+    for words in (each.removesuffix(" ...") for each in found):
+        assert node_config_of(words) == parse_config_args([words]), words
 
 
 @pytest.fixture

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from edgewire.task.datasets import Data
-from edgewire.task.errors import errors_as
+from edgewire.task.errors import TaskError, errors_as
 from edgewire.task.flat_model import FlatModel
 from edgewire.task.local.secret_draws import normal, uniform
 from edgewire.task.objectives import Objective
@@ -51,11 +52,15 @@ class SampleGradients:
 
     The loss of a sample is the objective's loss of a mini-batch of this sample alone. Random layers
     such as dropout draw anew for each sample. `precision`: returns the context in which the layers
-    compute.
+    compute. Raises `TaskError` for a model with BatchNorm, which mixes samples.
     """
 
     def __init__(self, flat: FlatModel, objective: Objective, precision: Precision) -> None:
         self._flat, self._loss, size = flat, _Loss(flat.module, objective), flat.num_parameters
+        norms = [each for each in flat.module.modules() if isinstance(each, _BatchNorm)]
+        if any(each.training and each.track_running_stats for each in norms):
+            cure = "take GroupNorm, as model=resnet18_gn does"
+            raise TaskError(f"privacy=sample: BatchNorm mixes samples: {cure}")
         self._chunk = max(min(CHUNK, CHUNK_BYTES // (4 * max(size, 1))), 1)
         warnings.filterwarnings("ignore", "There is a performance drop")  # torch's, for LSTMs
 
@@ -71,8 +76,7 @@ class SampleGradients:
         """Return the sum of the samples' gradients, each scaled to at most the norm `clip`.
 
         It is float64 (n,), on the CPU. A gradient with NaN or infinity, or whose norm is beyond
-        float32, counts as 0. Raises `TaskError` for a model that torch cannot vectorise, as one
-        with BatchNorm, which mixes samples.
+        float32, counts as 0. Raises `TaskError` for a model that torch cannot vectorise.
         """
         self._flat.round_halves()
         trained = {f"model.{each.name}": each.parameter.detach() for each in self._flat.trained}

@@ -19,7 +19,7 @@ from edgewire.deploy.device.backoff import WORTH_WAITING, reason_of
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
-from edgewire.deploy.node import main
+from edgewire.deploy.node import main, node_config_of
 from tests.deploy.damage import DAMAGE
 from tests.deploy.served import Server
 
@@ -160,6 +160,18 @@ def test_an_invalid_certificate(options, trusted, says, superlink, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("secure=sum secure-least=5", {"secure": "sum", "secure-least": 5}),
+        ("secure=\"x y=z\" data='a b=c'", {"secure": "x y=z", "data": "a b=c"}),
+        ("a=true b=1.5 survey=false", {"a": True, "b": 1.5, "survey": False}),
+    ],
+)
+def test_a_word_of_a_node_config_needs_no_quotes(text, found):
+    assert node_config_of(text) == found
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--superlink", "a"], "--superlink a: give HOST:PORT, as in 127.0.0.1:8000"),
@@ -169,6 +181,8 @@ def test_an_invalid_certificate(options, trusted, says, superlink, tmp_path):
         (["--auth-supernode-private-key", __file__], "is no private key"),
         (["--insecure", "--app", "edgewire"], "--app edgewire is no SHA-256"),
         (["--insecure", "--node-config", "a=b=c"], "--node-config: "),
+        (["--insecure", "--node-config", "survey=no"], "--node-config: "),
+        (["--insecure", "--node-config", 'a="x b=c'], "--node-config: "),
         (["--insecure", "--state", "/dev/null/x"], "--state /dev/null/x cannot be used"),
     ],
 )

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from scipy.special import comb, logsumexp
 
 from edgewire.conf.privacy import Privacy
+from edgewire.conf.schema import ConfigError
 from edgewire.strategy.privacy.accounting import (
+    MOST_NOISE,
     ORDERS,
     PLD,
     Mechanism,
@@ -84,6 +86,18 @@ def test_the_noise_and_the_steps_just_fit_the_budget(before, own, old, epsilon, 
     assert most >= steps
     assert epsilon_of({**earlier, found: most}, delta) <= epsilon
     assert epsilon_of({**earlier, found: most + 1}, delta) > epsilon
+
+
+@pytest.mark.parametrize("before", [Spent(), Spent({Mechanism(0.1, 2.0): 20})])
+def test_a_budget_that_no_noise_reaches_is_refused_with_one_that_is_reached(before, capfd, caplog):
+    """The least noise would be above 10,000. That a bound of 0 rounds is no warning here."""
+    privacy = Privacy(unit="sample", epsilon=0.01)
+    with pytest.raises(ConfigError, match="no noise reaches") as caught:
+        noise_for(privacy, 20, before)
+    more = float(str(caught.value).split()[-1])
+    assert noise_for(Privacy(unit="sample", epsilon=more + 0.01), 20, before) < MOST_NOISE
+    assert epsilon_of({Mechanism(1e-9, 5000.0): 1}, 1e-5) == 0
+    assert (capfd.readouterr().err, caplog.text) == ("", "")
 
 
 @pytest.mark.parametrize(

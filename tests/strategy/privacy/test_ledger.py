@@ -85,7 +85,7 @@ def test_a_run_stops_before_it_exceeds_the_budget(name, tmp_path):
     result = result_of(tmp_path)
     assert result["privacy"]["spent"] == [[*OWN, 4]]
     assert result["privacy"]["epsilon"] <= budget
-    assert "epsilon would be above privacy.epsilon=" in result["stopped"]
+    assert "epsilon by RDP would exceed privacy.epsilon=" in result["stopped"]
     assert 0 < result["round"] < result["rounds"]
     assert (tmp_path / "model.safetensors").exists()
 
@@ -143,7 +143,9 @@ def test_training_on_goes_on_with_the_ledger(tmp_path):
     found = result_of(tmp_path / "second")["privacy"]
     assert found["spent"] == [[*OWN, 8], [0.5, 3.0, 8]]
     assert found["text"].endswith("(4 rounds, q=0.5, z=3, after 8 earlier steps)")
-    with pytest.raises(ConfigError, match="is spent: earlier training has epsilon"):
+    with pytest.raises(
+        ConfigError, match=r"earlier training has epsilon \S+ at delta 1e-05 by RDP, which d"
+    ):
         local_run(tmp_path / "third", *on[:-1], "privacy.epsilon=0.5")
     (first / FILE).unlink()
     with pytest.raises(ConfigError, match="holds a run without privacy, whose model may tell"):
@@ -211,7 +213,9 @@ def test_nothing_is_sent_if_the_budget_or_the_disk_is_too_small(tmp_path, monkey
 
 
 def test_a_budget_for_less_than_one_message_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="is not enough for one message: give a larger one"):
+    with pytest.raises(
+        ConfigError, match="one message by RDP, which decides: give a larger one, and"
+    ):
         ledger_of(tmp_path, RealTime(1), "privacy.epsilon=1e-6")
 
 

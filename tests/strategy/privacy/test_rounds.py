@@ -301,7 +301,7 @@ def test_the_ledger_counts_rounds_also_without_nodes(words, tmp_path):
         budget = epsilon_of({Mechanism(0.4, 1.0): 2}, 1e-5)
         local_run(tmp_path, *RUN, f"privacy.epsilon={budget}")
         assert result_of(tmp_path)["round"] == 2
-        assert "with the next steps, epsilon would be above" in result_of(tmp_path)["stopped"]
+        assert "with more steps, epsilon by RDP would exceed" in result_of(tmp_path)["stopped"]
     elif words.startswith("model.file"):  # it has another unit
         local_run(other, "algorithm=fedavg", "rounds=1", "dataset=digits", "privacy=sample",
                   "privacy.noise=2")  # fmt: skip
