@@ -130,7 +130,7 @@ class SummableQuantizer(ScaledQuantizer):
         """Return what nodes have in common in a first round: sizes as if updates were `FIRST` x.
 
         ``model``: x, (k,) float32. A size that is too small clips levels, and one that is too large
-        makes them 0, which leaves the values in the nodes' residuals for the next round.
+        makes most of them 0.
         """
         return _common(sizes_of(model, parts) + round(STEPS * float(np.log2(FIRST))))
 

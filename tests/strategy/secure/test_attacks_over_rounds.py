@@ -13,6 +13,8 @@ import torch
 from flwr.app import Context, RecordDict
 
 from edgewire.client.app import LocalError
+from edgewire.compression.flower.node.mod import CompressionMod
+from edgewire.compression.flower.node.secure import SecureMod
 from edgewire.compression.flower.secure_messages import SumOf
 from edgewire.compression.quantizers import grid
 from edgewire.compression.quantizers.grid import OFFSET
@@ -87,6 +89,14 @@ def test_what_a_node_stores_does_not_depend_on_its_updates(identity):
     assert stored[0]["edgewire-secure"] == stored[1]["edgewire-secure"]
 
 
+def test_a_codec_that_keeps_something_is_refused(identity):
+    trainer = Server().trainer
+    mod = CompressionMod("grid", coder="raw", layout=trainer.layout)
+    of = SumOf.of(mod.codec, trainer.layout, "sum")
+    with pytest.raises(ValueError, match="must keep nothing: give feedback=False"):
+        SecureMod(mod, of, trainer.layout, least=3, masks=True, simulated=bool, counted=False)
+
+
 @pytest.mark.parametrize(("floor", "equal"), [("sum", False), ("1", True)])
 def test_a_server_cannot_know_how_levels_are_rounded(identity, monkeypatch, floor, equal):
     """It could ask for a round in which those of all other nodes are rounded down to 0."""
@@ -111,7 +121,7 @@ def test_a_server_cannot_know_how_levels_are_rounded(identity, monkeypatch, floo
         ),
     ],
 )
-def test_a_configuration_with_which_one_node_has_more_than_a_residual(identity, words, why):
+def test_a_configuration_with_which_one_node_alone_keeps_something(identity, words, why):
     """The server makes the state of V differ from that of all others, so that V alone is summed.
 
     It trains all nodes but V until their personal layer is dead, or V alone until it has momentum,
