@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--trees",
         type=int,
-        default=1000,
+        default=600,
         help="how many hostile trees of texts tests/conf/test_fuzz_trees.py loads",
     )
     parser.addoption(

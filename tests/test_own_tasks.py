@@ -162,16 +162,17 @@ def words_of(task):
     return [*" ".join(words).split(), name, "nodes=4", "rounds=4", "lr=0.05", "batch_size=16"]
 
 
+METHODS = [
+    "algorithm=fedavg_f2i_both",
+    "algorithm=esgd",
+    "algorithm=adacomp strategy.pushes=16 eval_every=4 partition=sampled partition.samples=40",
+]
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    "method",
-    [
-        "algorithm=fedavg_f2i_both",
-        "algorithm=esgd",
-        "algorithm=adacomp strategy.pushes=16 eval_every=4 partition=sampled partition.samples=40",
-    ],
+    ("task", "method"), [(task, METHODS[at % 3]) for at, task in enumerate(TASKS)]
 )
-@pytest.mark.parametrize("task", TASKS)
 def test_own_tasks_learn_with_any_method_and_any_number_of_workers(task, method, tmp_path):
     words = [*method.split(), *words_of(task)]
     words = [w for w in words if "pushes" not in method or not w.startswith("rounds=")]

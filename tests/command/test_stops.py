@@ -25,13 +25,13 @@ from tests.local_runs import files_of
 
 SMALL = ["dataset=digits", "batch_size=16", "engine.workers=2"]
 PRESETS = {  # a preset for each kind of strategy
-    "synchronous": ["algorithm=esgd", "nodes=3", "rounds=60", "eval_every=60"],
-    "of Flower's": ["algorithm=fedavg_topk", "nodes=3", "rounds=24", "local_steps=30",
-                    "eval_every=24"],
+    "synchronous": ["algorithm=esgd", "nodes=3", "rounds=40", "eval_every=40"],
+    "of Flower's": ["algorithm=fedavg_topk", "nodes=3", "rounds=16", "local_steps=30",
+                    "eval_every=16"],
     "asynchronous": ["algorithm=adacomp", "nodes=3", "strategy.pushes=120",
                      "strategy.record_every=5", "eval_every=120"],
     "cut model": ["algorithm=synthetic_gradients", "rounds=16", "strategy.record_every=1",
-                  "eval_every=16", "batch_size=64"],
+                  "eval_every=16", "batch_size=16"],
 }  # fmt: skip
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 STOPS = list(product((os.kill, os.killpg), NUMBERS))  # each signal to one process, and to its group

@@ -53,7 +53,8 @@ def test_a_diverged_job_is_listed_and_kept_and_does_not_stop_the_sweep(command, 
 
 
 def test_a_sweep_ends_with_a_table_of_its_runs_and_a_command(command, capsys):
-    code, printed, folder = command("-m", *QUICK, "nodes=2", "compression=topk,int8", "seed=0,1")
+    words = [*QUICK, "rounds=1", "nodes=2", "compression=topk,int8", "seed=0,1"]
+    code, printed, folder = command("-m", *words)
     assert code == 0
     lines = printed.out.splitlines()
     assert lines[-1] == f"pictures and more: python -m edgewire.report {folder}"
@@ -156,7 +157,7 @@ def begin(folder, mark, *words):
         )
 
 
-SWEEP = ["-m", "algorithm=esgd", "nodes=2", "rounds=60", "batch_size=16", "seed=0,1,2",
+SWEEP = ["-m", "algorithm=esgd", "nodes=2", "rounds=2,60", "batch_size=16",
          "eval_every=30", "engine.workers=1"]  # fmt: skip
 
 
@@ -186,15 +187,15 @@ def test_a_killed_sweep_goes_on_with_every_launcher(launcher, undisturbed, tmp_p
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
         process.poll()
-    done = [job for job in "012" if (folder / job / "result.json").exists()]
-    assert 0 < len(done) < 3
+    done = [job for job in "01" if (folder / job / "result.json").exists()]
+    assert done == ["0"]  # its few rounds end long before the other's
     command = [sys.executable, "run.py", f"continue={folder}"]
     ended = fork_server.run(command, cwd=ROOT, text=True, check=True)
     if launcher != "submitit_local":  # it writes the output of jobs to files of its own
         printed = ended.stdout + ended.stderr
-        assert printed.count("not run again: it has finished") == len(done)
-    for job in "012":
-        assert len(history_of(folder / job)) == 61
+        assert printed.count("not run again: it has finished") == 1
+    for job, rounds in zip("01", (2, 60), strict=True):
+        assert len(history_of(folder / job)) == rounds + 1
         assert model_bytes(folder / job) == model_bytes(undisturbed / job)
 
 

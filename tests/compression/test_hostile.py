@@ -7,7 +7,7 @@ import re
 import time
 import tracemalloc
 import zlib
-from itertools import product
+from itertools import cycle, product
 
 import numpy as np
 import pytest
@@ -321,10 +321,12 @@ def added(payload, layout):
 
 
 @pytest.mark.few(24)
-@pytest.mark.parametrize("selection", SELECTIONS)
 @pytest.mark.parametrize(
-    "target", list(product(methods("quantizer"), methods("coder"))), ids="-".join
-)
+    ("selection", "target"),
+    [*product(SELECTIONS, product(["float32"], methods("coder"))),
+     *zip(cycle(SELECTIONS), product(methods("quantizer"), methods("coder")), strict=False)],
+    ids=str,
+)  # fmt: skip
 def test_any_selection_with_statistics(target, selection):
     indices = SELECTIONS[selection]
     codec = make_codec("dense", *target, feedback=False, **HARD.get(target[0], {}))

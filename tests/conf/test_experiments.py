@@ -12,7 +12,7 @@ from edgewire.conf.sweeper import jobs_of
 from tests.runs import configured
 
 LARGE = 8000  # bytes of an experiment whose cases take more than 3 s
-FEW = 4  # further cases are tried if they have a word that no earlier case has
+NUMBER = r"=\d[\d.e-]*$"  # one value above 0 of an option stands for others
 FOLDER = Path(__file__).parents[2] / "conf" / "experiment"
 
 
@@ -35,13 +35,15 @@ def test_cases_with_all_words_of_the_experiment_are_accepted(name):
     params = {key: values_of(key, text) for key, text in sweeper.get("params", {}).items()}
     cases = [re.sub(r"\b(seed=\d+),[\d,]+", r"\1", case) for case in sweeper.get("cases", [""])]
     jobs = jobs_of({"cases": cases}, [])
-    unseen, tried = {word for words in jobs for word in words}, 0
-    for words in jobs:
-        if tried >= FEW and not unseen & {*words}:
-            continue
-        unseen -= {*words}
+    jobs = [(words, {re.sub(NUMBER, "=0", word) for word in words}) for words in jobs]
+    unseen, tried = {word for _, kinds in jobs for word in kinds}, 0
+    # Enough cases for each value of a parameter, but seeds, which are numbers like each other.
+    enough = max((len(values) for key, values in params.items() if key != "seed"), default=1)
+    while unseen or tried < enough:
+        words, kinds = max(jobs, key=lambda job: len(unseen & job[1]))
+        unseen -= kinds
         given = {word.split("=")[0] for word in words}
-        # each value occurs at least once, if there are enough cases
+        # each value occurs at least once
         free = [f"{k}={v[tried % len(v)]}" for k, v in params.items() if k not in given]
         config = configured(f"experiment={name}", *words, *free)
         tried += 1

@@ -1,4 +1,4 @@
-"""Random trees of texts that a hostile server submits: 1,000 by default, more with --trees.
+"""Random trees of texts that a hostile server submits: 600 by default, more with --trees.
 
 A submission sets the values of ten keys to trees, as JSON in `config` or as words in `overrides`.
 The texts are made of the parts of references, resolvers, quotes and escapes. Neither the

@@ -47,14 +47,13 @@ def test_small_bodies_are_not_counted_and_large_calls_are_pushes():
 
 
 def test_large_bodies_share_a_budget(monkeypatch):
-    monkeypatch.setattr(signed_uploads, "BUDGET_WAIT", 0.05)
     monkeypatch.setattr(signed_uploads, "LEAST", 0)
     budget, events = BodyBudget(160), []
 
-    async def hold(node, size, seconds=0.02):
+    async def hold(node, size, until=None):
         async with budget.held(node, size):
             events.append((node, size))
-            await asyncio.sleep(seconds)
+            await (until.wait() if until else asyncio.sleep(0.02))
 
     async def main():
         with pytest.raises(HTTPException, match="413"):
@@ -64,10 +63,14 @@ def test_large_bodies_share_a_budget(monkeypatch):
         events.clear()
         await asyncio.gather(hold(1, 15), hold(1, 15), hold(2, 70))
         assert events == [(1, 15), (2, 70), (1, 15)]  # a node's second body waits for its first
-        found = await asyncio.gather(
-            hold(1, 80, 0.2), hold(2, 80, 0.2), hold(3, 10), return_exceptions=True
-        )
-        assert [getattr(each, "status_code", None) for each in found] == [None, None, 503]
+        monkeypatch.setattr(signed_uploads, "BUDGET_WAIT", 0.05)
+        refused = asyncio.Event()
+        both = [asyncio.create_task(hold(node, 80, refused)) for node in (1, 2)]
+        await asyncio.sleep(0)  # they hold all
+        with pytest.raises(HTTPException, match="503"):
+            await asyncio.wait_for(hold(3, 10), 60)
+        refused.set()
+        await asyncio.gather(*both)
         await hold(3, 80)  # nothing stays held
 
     asyncio.run(main())

@@ -30,6 +30,7 @@ def pages():
     return read_definitions(ROOT)  # it takes a second
 
 
+@pytest.mark.system
 def test_definitions_are_found(pages):
     assert len(pages) == len(list((ROOT / "papers" / "pages").iterdir())) > 30
 

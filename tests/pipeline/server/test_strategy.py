@@ -138,9 +138,13 @@ def test_which_nodes_receive_labels_and_images(watched):
     assert ["labels" in held[node] for node in range(4)] == [False, False, False, True]
 
 
+# One of each kind: selections, quantizers, both, low rank and none.
+KINDS = ["none", "topk", "adacomp", "int4", "one_bit", "drive", "float16", "powersgd", "edgewire"]
+
+
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", anywhere("compression"))
-def test_every_compression_carries_activations_and_gradients(tmp_path, name):
+@pytest.mark.parametrize("name", KINDS)
+def test_each_kind_of_compression_carries_activations_and_gradients(tmp_path, name):
     words = [*anywhere("compression")[name], f"compression@gradients={name}"]
     words += [word.replace("compression.", "gradients.") for word in words if "coder" in word]
     result, _, _ = run(tmp_path, *QUICK, *words, "rounds=2", "eval_every=2")
