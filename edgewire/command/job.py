@@ -332,12 +332,6 @@ def prepare(config: Config) -> dict[str, Any]:
     if private.on and units and private.delta >= 1 / units:
         text = "privacy.delta=%g allows that one %s is not hidden at all: give one well below 1/%d"
         log.warning(text, private.delta, private.unit, units)
-    keeps = config.compression.feedback is not False
-    if config.secure.mode == "sum" and built.share_of(config) < 1 and keeps:
-        log.warning(
-            "nodes that were not in the same rounds lose what they have not sent: give "
-            "strategy.fraction_train=1, more compression.levels=, or secure=bare"
-        )
     if by_sample and len(data.train):
         expect_private(model, objective, built.local_of(config).precision, data)
     Schedule(config.schedule, config.lr, objective).step(loss=1.0)

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from edgewire.command import job
-from edgewire.conf.load import to_config
-from tests.runs import QUICK, composed, result_of
+from tests.runs import QUICK, result_of
 
 ONE_STEP = ["rounds=1", "nodes=2", "local_steps=1", "engine.workers=1"]
 
@@ -63,21 +62,6 @@ def test_an_option_without_effect_is_named(command, words, ignored, monkeypatch)
     assert said == [f"{ignored}="] * bool(ignored)
 
 
-@pytest.mark.parametrize(
-    ("words", "warns"),
-    [
-        (["strategy.fraction_train=0.6"], True),
-        (["strategy.fraction_train=0.6", "secure=bare"], False),
-        (["strategy.fraction_train=0.6", "compression.feedback=false"], False),
-        ([], False),
-    ],
-)
-def test_a_secure_sum_of_some_nodes_says_what_they_lose(words, warns, caplog):
-    caplog.set_level("WARNING")
-    job.prepare(to_config(composed("algorithm=fedavg_secure", *words)))
-    assert ("lose what they have not sent" in caplog.text) == warns
-
-
 def test_a_sweep_may_have_jobs_without_the_privacy_of_others(command):
     """Also such a job's saved configuration is a valid one."""
     code, _, folder = command("-m", *ONE_STEP, "seed=0,1", "privacy=none", "privacy.epsilon=8")
@@ -88,6 +72,7 @@ def test_a_sweep_may_have_jobs_without_the_privacy_of_others(command):
     assert "privacy.epsilon= protects nothing without privacy.unit=sample, say" in printed.err
 
 
+@pytest.mark.system
 def test_a_private_run_is_trained_on_as_its_lines_say(command, cli):
     code, _, run = command(*ONE_STEP, "privacy=sample", "privacy.epsilon=4")
     assert code == 0
