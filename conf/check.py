@@ -152,13 +152,17 @@ def codec_of(config: Config, group: str = "compression") -> Codec:
 def _forgetting(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of the nodes' codec in mode `sum`, in which they keep no errors (`SecureMod`).
 
-    So levels are rounded at random. Raises `ValueError` for `feedback`.
+    So levels are rounded at random. Raises `ValueError` for another value of these options.
     """
-    if options["feedback"]:
-        raise ValueError("option feedback: with secure=sum nodes keep no errors of their updates")
-    if "stochastic" not in options_of(get("quantizer", options["quantizer"])):
-        return {"feedback": False}
-    return {"feedback": False, "stochastic": True, "reach": options["reach"] or REACH}
+    forced: dict[str, Any] = {"feedback": False}
+    if "stochastic" in options_of(get("quantizer", options["quantizer"])):
+        forced["stochastic"] = True
+    for name, value in forced.items():
+        if options[name] not in (None, value):
+            raise ValueError(f"option {name}: with secure=sum nodes keep no errors")
+    if "stochastic" in forced and options["reach"] is None:
+        forced["reach"] = REACH
+    return forced
 
 
 @dataclass(frozen=True)

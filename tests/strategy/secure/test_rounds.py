@@ -264,6 +264,8 @@ def test_a_node_refuses_another_model_or_other_settings(sums, monkeypatch, tmp_p
 REFUSED = {
     "compression=int8": "give compression=grid",
     "compression.feedback=true": "option feedback: with secure=sum nodes keep no errors",
+    "compression.stochastic=false": "option stochastic: with secure=sum nodes keep no errors",
+    "compression.reach=0": "reach of grid must be a number of at least 0.01",
     "compression.coder=entropy": "give compression.coder=raw",
     "compression.exact=[0.weight]": "give compression.exact=null",
     "strategy.mean=median": "give strategy.mean=mean",
